@@ -1,0 +1,146 @@
+"""Metadata checks: shape, dtype, stride, array library. Nothing here reads an array's values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, ShapeError
+
+Array = Any
+
+FLOATS = ("float32", "float16", "bfloat16")
+FLOATS_AND_F64 = (*FLOATS, "float64")
+
+
+def library_of(array: Any) -> str:
+    """Return the top-level module that defines the type of `array`: numpy, cupy, torch, builtins, ..."""
+    return type(array).__module__.partition(".")[0]
+
+
+class Checker:
+    """Check the arguments of one call and remember which argument fixed each axis.
+
+    Every message names the function, the argument, what it is and what was expected, together with the sizes
+    known so far and the argument each came from.
+
+    Examples
+    --------
+    >>> check = Checker("accept")
+    >>> check.array("token_ids", np.zeros((2, 7), np.int32), ("batch", "num_nodes"), ("int32",))
+    >>> check.array("target_token_ids", np.zeros((2, 6), np.int32), ("batch", "num_nodes"), ("int32",))
+    Traceback (most recent call last):
+    ddtree_cupy.errors.ShapeError: accept: `target_token_ids` is (2, 6), expected (batch, num_nodes) with batch=2 from `token_ids`, num_nodes=7 from `token_ids`
+    """
+
+    def __init__(self, function: str) -> None:
+        self.function = function
+        self.sizes: dict[str, tuple[int, str]] = {}
+
+    def backend(self, **arrays: Any) -> str:
+        """Return "numpy" or "cupy" when all `arrays` (None skipped) come from that one library."""
+        found: dict[str, str] = {}
+        for name, array in arrays.items():
+            if array is None:
+                continue
+            library = "numpy" if isinstance(array, np.ndarray | np.generic) else library_of(array)
+            if library == "torch":
+                raise DTypeError(
+                    f"{self.function}: `{name}` is a torch tensor; convert it without a copy by "
+                    f"numpy.from_dlpack({name}) on the CPU or cupy.from_dlpack({name}) on the GPU"
+                )
+            if library not in ("numpy", "cupy"):
+                raise DTypeError(
+                    f"{self.function}: `{name}` is {type(array).__name__}, expected a NumPy or CuPy array; "
+                    f"numpy.asarray({name}) makes one"
+                )
+            found.setdefault(library, name)
+        if len(found) > 1:
+            raise DTypeError(
+                f"{self.function}: `{found['numpy']}` is a NumPy array and `{found['cupy']}` a CuPy array; "
+                f"move one over, e.g. cupy.asarray({found['numpy']}) or cupy.asnumpy({found['cupy']})"
+            )
+        return next(iter(found), "numpy")
+
+    def array(
+        self,
+        name: str,
+        array: Array,
+        axes: Sequence[str | int],
+        dtypes: Sequence[str] | None = None,
+        *,
+        last_contiguous: bool = False,
+        contiguous: bool = False,
+        writable: bool = False,
+    ) -> None:
+        """Check one array; an axis named for the first time takes its size from this array."""
+        if dtypes is not None and array.dtype.name not in dtypes:
+            hint = " (a kernel takes float64 through `.astype(np.float32)`)" if array.dtype.name == "float64" else ""
+            raise DTypeError(
+                f"{self.function}: `{name}` has dtype {array.dtype.name}, expected {' or '.join(dtypes)}{hint}"
+            )
+        fits = len(array.shape) == len(axes)
+        if fits:
+            for axis, size in zip(axes, array.shape, strict=True):
+                known = axis if isinstance(axis, int) else self.sizes.get(axis, (size, ""))[0]
+                fits = fits and known == size
+        if not fits:
+            raise ShapeError(f"{self.function}: `{name}` is {tuple(array.shape)}, expected {self._expected(axes)}")
+        for axis, size in zip(axes, array.shape, strict=True):
+            if isinstance(axis, str):
+                self.sizes.setdefault(axis, (size, name))
+        if contiguous and not array.flags.c_contiguous:
+            raise LayoutError(
+                f"{self.function}: `{name}` is not C-contiguous (strides {array.strides}), expected a C-contiguous "
+                f"array; numpy.ascontiguousarray or cupy.ascontiguousarray makes one"
+            )
+        if last_contiguous and array.size and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize:
+            raise LayoutError(
+                f"{self.function}: the last axis of `{name}` has stride {array.strides[-1]} bytes, expected "
+                f"{array.dtype.itemsize} (contiguous)"
+            )
+        if writable and library_of(array) == "numpy" and not array.flags.writeable:
+            raise LayoutError(f"{self.function}: `{name}` is read-only, expected an array this call may write")
+
+    def same_dtype(self, **arrays: Array) -> None:
+        """Check that all `arrays` share one dtype."""
+        names = {name: array.dtype.name for name, array in arrays.items()}
+        if len(set(names.values())) > 1:
+            listed = ", ".join(f"`{name}` {dtype}" for name, dtype in names.items())
+            raise DTypeError(f"{self.function}: {listed}; expected one dtype for all of them")
+
+    def integer(self, name: str, value: Any, *, low: int | None = None, high: int | None = None) -> int:
+        """Return `value` as int when it is a Python or NumPy integer inside [low, high]."""
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+            raise DTypeError(f"{self.function}: `{name}` is {value!r}, expected an integer")
+        if (low is not None and value < low) or (high is not None and value > high):
+            bounds = f"at least {low}" if high is None else f"in {low}..{high}"
+            raise ArgumentError(f"{self.function}: `{name}` is {value}, expected an integer {bounds}")
+        return int(value)
+
+    def real(self, name: str, value: Any, *, above: float | None = None) -> float:
+        """Return `value` as float when it is a finite real number, larger than `above` if given."""
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
+            raise DTypeError(f"{self.function}: `{name}` is {value!r}, expected a real number")
+        if not np.isfinite(value) or (above is not None and value <= above):
+            wanted = "a finite number" if above is None else f"a finite number > {above:g}"
+            raise ArgumentError(f"{self.function}: `{name}` is {value!r}, expected {wanted}")
+        return float(value)
+
+    def _expected(self, axes: Sequence[str | int]) -> str:
+        shape = f"({', '.join(str(axis) for axis in axes)}{',' if len(axes) == 1 else ''})"
+        known = [axis for axis in axes if isinstance(axis, str) and axis in self.sizes]
+        sizes = ", ".join(f"{axis}={self.sizes[axis][0]} from `{self.sizes[axis][1]}`" for axis in known)
+        return f"{shape} with {sizes}" if sizes else shape
+
+
+def deliver_arrays(function: str, prefix: str, results: Mapping[str, Array], out: Sequence[Array]) -> None:
+    """Copy host `results` into the arrays of `out`; every one is checked before the first is written."""
+    check = Checker(function)
+    if len(out) != len(results):
+        raise ShapeError(f"{function}: `out` holds {len(out)} arrays, expected {len(results)}: {', '.join(results)}")
+    for (name, result), target in zip(results.items(), out, strict=True):
+        check.backend(**{f"{prefix}{name}": target})
+        check.array(f"{prefix}{name}", target, result.shape, (result.dtype.name,), writable=True)
+    for result, target in zip(results.values(), out, strict=True):
+        np.copyto(target, result)

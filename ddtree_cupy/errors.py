@@ -1,0 +1,54 @@
+"""Exceptions of the library: every one is a :class:`DDTreeError` and also the built-in it refines."""
+
+__all__ = [
+    "ArgumentError",
+    "CompileError",
+    "DDTreeError",
+    "DTypeError",
+    "EmulatorError",
+    "LayoutError",
+    "MissingGPUError",
+    "ShapeError",
+    "UnsupportedError",
+    "WeightsError",
+]
+
+
+class DDTreeError(Exception):
+    """Base class of every error this library raises on purpose."""
+
+
+class ShapeError(DDTreeError, ValueError):
+    """An array has the wrong number of axes or the wrong extent."""
+
+
+class DTypeError(DDTreeError, TypeError):
+    """An array or scalar has a type the function does not take."""
+
+
+class LayoutError(DDTreeError, ValueError):
+    """An array has the wrong strides, alignment, device or write permission."""
+
+
+class ArgumentError(DDTreeError, ValueError):
+    """A value lies outside the range its argument allows."""
+
+
+class UnsupportedError(DDTreeError, NotImplementedError):
+    """No implementation for this combination; the message lists the supported ones."""
+
+
+class MissingGPUError(DDTreeError, RuntimeError):
+    """A GPU, its driver or CuPy is missing; the message says what fixes it."""
+
+
+class CompileError(DDTreeError, RuntimeError):
+    """A kernel does not compile; the message names file, line, kernel and architecture."""
+
+
+class EmulatorError(DDTreeError, RuntimeError):
+    """The CPU emulator caught a fault; the message names block, thread and source line."""
+
+
+class WeightsError(DDTreeError, ValueError):
+    """A weights file is truncated, foreign or damaged."""
