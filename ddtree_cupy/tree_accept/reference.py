@@ -1,0 +1,91 @@
+"""NumPy reference of tree_accept: the target's tokens, the longest verified path, and the cache after it.
+
+Arguments are taken as checked by `api.py`, where the public docstrings live. Every function here is batched:
+the leading axis B is always present.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
+
+Array = Any
+
+
+def greedy_targets(target_logits: Array, *, num_nodes: Array) -> Array:
+    """Argmax of every valid row, the lowest id on ties, -1 for rows without a maximum; see `api.greedy_targets`."""
+    batch, capacity, _ = target_logits.shape
+    token_ids = np.full((batch, capacity), -1, np.int32)
+    for b in range(batch):
+        for node in range(num_nodes[b]):
+            row = target_logits[b, node]
+            best = int(row.argmax()) if row.size else -1  # the first NaN wins in argmax
+            if best >= 0 and row[best] > -np.inf:  # false for NaN too
+                token_ids[b, node] = best
+    return token_ids
+
+
+def sample_targets(target_logits: Array, uniforms: Array, *, temperature: Array, num_nodes: Array) -> Array:
+    """Invert the cumulative distribution of every valid row at its uniform; see `api.sample_targets`."""
+    batch, capacity, _ = target_logits.shape
+    token_ids = np.full((batch, capacity), -1, np.int32)
+    for b in range(batch):
+        for node in range(num_nodes[b]):
+            logits = target_logits[b, node].astype(np.float64)
+            largest = logits.max(initial=-np.inf)
+            if not np.isfinite(largest):  # NaN, +inf, or nothing above -inf
+                continue
+            weights = np.exp((logits - largest) / temperature[b])
+            cumulative = np.cumsum(weights)
+            chosen = np.searchsorted(cumulative, uniforms[b, node] * cumulative[-1], side="right")
+            # u * total may round up to total: the last id with any weight is then the one
+            token_ids[b, node] = chosen if chosen < weights.size else np.flatnonzero(weights)[-1]
+    return token_ids
+
+
+def accept(tree: DraftTree, target_token_ids: Array) -> AcceptResult:
+    """Walk from the root along the target's own tokens; see `api.accept`."""
+    batch, capacity = tree.token_ids.shape
+    accepted = np.full((batch, capacity), -1, np.int32)
+    num_accepted = np.full(batch, -1, np.int32)
+    bonus_token = np.full(batch, -1, np.int32)
+    for b in range(batch):
+        if tree.num_nodes[b] == 0:
+            continue
+        node, length = 0, 0
+        while node >= 0:
+            accepted[b, length] = node
+            length += 1
+            wanted = int(target_token_ids[b, node])
+            child = int(tree.first_child[b, node]) if wanted >= 0 else -1
+            while child >= 0 and tree.token_ids[b, child] != wanted:
+                child = int(tree.next_sibling[b, child])
+            node = child
+        num_accepted[b] = length - 1
+        bonus_token[b] = max(wanted, -1)
+    return AcceptResult(accepted, num_accepted, bonus_token)
+
+
+def commit_kv(caches: Sequence[PagedKV], result: AcceptResult) -> tuple[PagedKV, ...]:
+    """Move the accepted rows right behind the context of every cache; see `api.commit_kv`."""
+    advance = (result.num_accepted + 1).astype(np.int32)  # the root counts; 0 for an inactive request
+    places = []  # all of them first: a bad page table must not leave half a move
+    for kv in caches:
+        for b, count in enumerate(advance):
+            source = kv.locate("commit_kv", kv.context_lens[b] + result.accepted[b, :count], b)
+            target = kv.locate("commit_kv", kv.context_lens[b] + np.arange(count), b)
+            places.append((kv, source, target))
+
+    moved: set[tuple[Any, ...]] = set()
+    for kv, source, target in places:
+        for pool in (kv.ckv, kv.kpe):
+            interface = pool.__array_interface__
+            key = (interface["data"][0], interface["shape"], pool.strides, target[0].tobytes(), target[1].tobytes())
+            if key in moved:  # layers that share one cache
+                continue
+            moved.add(key)
+            pool[target] = pool[source]  # the right side is a copy, so an overlap does no harm
+    return tuple(replace(kv, context_lens=kv.context_lens + advance) for kv in caches)

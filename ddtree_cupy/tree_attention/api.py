@@ -1,0 +1,292 @@
+"""Public functions of tree_attention: docstrings, checks and dispatch."""
+
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy._check import FLOATS_AND_F64, Checker, deliver_arrays
+from ddtree_cupy._topology import words_per_row
+from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
+from ddtree_cupy.errors import ArgumentError, DTypeError, UnsupportedError
+from ddtree_cupy.tree_attention import reference
+
+Array = Any
+
+KEYS = ("all", "context", "tree")
+
+
+def write_kv(
+    kv: PagedKV,
+    ckv_rows: Array,
+    kpe_rows: Array,
+    *,
+    num_rows: int | Array,
+    workspace: Array | None = None,
+) -> None:
+    """Write the key rows of tree nodes into the cache, row i to logical position context_len + i.
+
+    Parameters
+    ----------
+    kv : PagedKV
+        Modified in place; `context_lens` is not.
+    ckv_rows, kpe_rows : same dtype as the cache, shape ([B,] N, C) and ([B,] N, R)
+    num_rows : int, or int32 array, shape ([B])
+        Rows to write of each request; later rows are not read.
+    workspace : array, optional
+        Scratch for a CUDA kernel; NumPy ignores it.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, ArgumentError
+        Also when a position has no page; nothing is written then.
+
+    Examples
+    --------
+    >>> kv = PagedKV.allocate(8, page_size=4, head_dim_ckv=16, head_dim_kpe=16)
+    >>> write_kv(kv, np.ones((3, 16), np.float32), np.ones((3, 16), np.float32), num_rows=2)
+    >>> kv.ckv[0, :, 0].tolist()
+    [1.0, 1.0, 0.0, 0.0]
+    """
+    check = Checker("write_kv")
+    batched = _check_kv(check, kv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
+    for name, rows, width in (("ckv_rows", ckv_rows, "head_dim_ckv"), ("kpe_rows", kpe_rows, "head_dim_kpe")):
+        check.array(name, rows, (*batched, "num_rows", width), FLOATS_AND_F64, last_contiguous=True)
+    check.same_dtype(ckv=kv.ckv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
+    for name, pool in (("kv.ckv", kv.ckv), ("kv.kpe", kv.kpe)):
+        check.array(name, pool, pool.shape, writable=True)
+    if not batched:
+        kv, ckv_rows, kpe_rows = kv.with_batch(), ckv_rows[None], kpe_rows[None]
+    capacity = ckv_rows.shape[1]
+    if isinstance(num_rows, np.ndarray):
+        check.array("num_rows", num_rows, batched, ("int32",))
+        counts = np.atleast_1d(num_rows)
+        if (counts < 0).any() or (counts > capacity).any():
+            raise ArgumentError(f"write_kv: `num_rows` is {num_rows.tolist()}, expected values in 0..{capacity}")
+    else:
+        counts = np.full(len(kv.context_lens), check.integer("num_rows", num_rows, low=0, high=capacity), np.int32)
+    reference.write_kv(kv, ckv_rows, kpe_rows, num_rows=counts)
+
+
+def tree_attention(
+    tree: DraftTree | Visibility,
+    q_nope: Array,
+    q_pe: Array,
+    kv: PagedKV,
+    *,
+    sm_scale: float,
+    keys: str = "all",
+    variant: str = "auto",
+    out: tuple[Array, Array] | None = None,
+    workspace: Array | None = None,
+    checked: bool = True,
+) -> tuple[Array, Array]:
+    """Attend from every draft-tree node to the context and to the nodes it sees.
+
+    out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
+    where j runs over all context tokens and the tree nodes visible from n. The key of node i sits in the cache at
+    logical position context_len + i (`write_kv` puts it there).
+
+    Parameters
+    ----------
+    tree : DraftTree or Visibility
+        N nodes; only `visibility_bits` and `num_nodes` are read. Any boolean matrix is legal.
+    q_nope : float32 | float16 | bfloat16 (NumPy also float64) array, shape ([B,] N, H, C)
+        Absorbed query. Last axis contiguous. Not modified.
+    q_pe : same dtype, shape ([B,] N, H, R)
+        Rope part of the query, already rotated to position context_len + depth.
+    kv : PagedKV
+        One dtype with the query.
+    sm_scale : float
+        Dimensionless, no default: 1 / sqrt(head size before absorption), e.g. 1 / sqrt(192) for DeepSeek-V3, times
+        mscale**2 under YaRN. It is not 1 / sqrt(C + R).
+    keys : "all", "context" or "tree"
+        Restrict j to one part, so that another kernel can do the other and `merge_states` join them.
+    variant : str
+        Kernel version; NumPy arrays know "auto" and "reference".
+    out : tuple of two arrays, optional
+        Arrays to write (out, lse) into.
+    workspace : array, optional
+        Scratch for a CUDA kernel; NumPy ignores it.
+    checked : bool
+        False skips the metadata checks, for hot loops that have passed them once.
+
+    Returns
+    -------
+    out : same dtype as `q_nope`, shape ([B,] N, H, C)
+        Zero for rows that see nothing and for rows from num_nodes on.
+    lse : float32 (float64 for float64 input), shape ([B,] N, H)
+        Natural log; -inf for those rows.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, ArgumentError
+        The message names the argument, what it is and what was expected.
+    UnsupportedError
+        Unknown variant; the message lists the supported ones.
+
+    Notes
+    -----
+    Numerics: float32 accumulation in sums of at most 1,024 terms (float64 for float64 input).
+    Cost: reads (T + N)(C + R) elements a request, T = context_len.
+    Source: MLA in absorbed form, DeepSeek-V2 (arXiv 2405.04434) section 2.1; tree mask after SpecInfer
+    (arXiv 2305.09781).
+
+    Examples
+    --------
+    >>> tree = DraftTree.from_parents([5, 6, 7], [-1, 0, 0])
+    >>> kv = PagedKV.from_dense(np.eye(4, 16), np.zeros((4, 16)), context_lens=1)
+    >>> q = np.zeros((3, 1, 16))  # equal scores: every row is the mean of the values it sees
+    >>> out, lse = tree_attention(tree, q, q, kv, sm_scale=1.0)
+    >>> out[2, 0, :4].round(2).tolist(), float(lse[2, 0].round(3))
+    ([0.33, 0.33, 0.0, 0.33], 1.099)
+    """
+    if checked:
+        sm_scale = _check_attention(tree, q_nope, q_pe, kv, sm_scale, keys, variant)
+    batched = q_nope.ndim == 4
+    if not batched:
+        tree, q_nope, q_pe, kv = tree.with_batch(), q_nope[None], q_pe[None], kv.with_batch()
+    result = reference.tree_attention(tree, q_nope, q_pe, kv, sm_scale=sm_scale, keys=keys)
+    return _deliver("tree_attention", result if batched else (result[0][0], result[1][0]), out)
+
+
+def merge_states(
+    out_a: Array,
+    lse_a: Array,
+    out_b: Array,
+    lse_b: Array,
+    *,
+    out: tuple[Array, Array] | None = None,
+    workspace: Array | None = None,
+) -> tuple[Array, Array]:
+    """Combine attention over two disjoint key sets into attention over their union.
+
+    out = (w_a out_a + w_b out_b) / (w_a + w_b) with w = exp(lse - max), lse = max + log(w_a + w_b)
+
+    Parameters
+    ----------
+    out_a, out_b : float array of one dtype, shape (..., H, C)
+        Normalised results.
+    lse_a, lse_b : float32 array (float64 for float64 `out_a`), shape (..., H)
+        Nats; -inf marks an empty side, whose `out` may then hold anything. See `convert_lse`.
+    out : tuple of two arrays, optional
+        Arrays to write (out, lse) into.
+    workspace : array, optional
+        Scratch for a CUDA kernel; NumPy ignores it.
+
+    Returns
+    -------
+    out : same dtype and shape as `out_a`
+    lse : same dtype and shape as `lse_a`
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The message names the argument, what it is and what was expected.
+
+    Notes
+    -----
+    (0, -inf) is the identity, bit for bit, and the result for two empty sides.
+    Source: FlashDecoding's split reduction; the rule for empty sides is ours.
+
+    Examples
+    --------
+    >>> one, two = np.full((1, 4), 1.0), np.full((1, 4), 2.0)
+    >>> out, lse = merge_states(one, np.log([1.0]), two, np.log([3.0]))
+    >>> out.round(9).tolist(), np.exp(lse).round(3).tolist()
+    ([[1.75, 1.75, 1.75, 1.75]], [4.0])
+    """
+    check = Checker("merge_states")
+    _require_numpy(check, out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+    check.array("out_a", out_a, out_a.shape, FLOATS_AND_F64)
+    check.array("out_b", out_b, out_a.shape, (out_a.dtype.name,))
+    lse_dtype = ("float64",) if out_a.dtype.name == "float64" else ("float32",)
+    check.array("lse_a", lse_a, out_a.shape[:-1], lse_dtype)
+    check.array("lse_b", lse_b, out_a.shape[:-1], lse_dtype)
+    return _deliver("merge_states", reference.merge_states(out_a, lse_a, out_b, lse_b), out)
+
+
+def convert_lse(lse: Array, *, base: float, empty: float) -> Array:
+    """Turn another library's log-sum-exp into ours: nats, -inf for an empty row.
+
+    Parameters
+    ----------
+    lse : float32 or float64 array, any shape
+        Not modified.
+    base : float
+        Base of the producer's logarithm: 2 for FlashInfer, math.e for FlashMLA and FlashAttention.
+    empty : float
+        What the producer writes for an empty row: math.inf (FlashMLA, FlashAttention 2), -math.inf
+        (FlashAttention 3, recent FlashInfer), or a finite bound at or below which a value means empty
+        (FlashInfer up to 0.6.18 wrote about -5e4: pass -4e4).
+
+    Returns
+    -------
+    array like `lse`
+
+    Raises
+    ------
+    DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
+
+    Examples
+    --------
+    >>> convert_lse(np.array([1.0, np.inf]), base=2, empty=np.inf).round(4).tolist()
+    [0.6931, -inf]
+    """
+    check = Checker("convert_lse")
+    check.backend(lse=lse)
+    check.array("lse", lse, lse.shape, ("float32", "float64"))
+    base = check.real("base", base, above=1.0)
+    if isinstance(empty, bool) or not isinstance(empty, int | float | np.floating) or np.isnan(empty):
+        raise ArgumentError(f"convert_lse: `empty` is {empty!r}, expected math.inf, -math.inf or a finite bound")
+    return reference.convert_lse(lse, base=base, empty=float(empty))
+
+
+def _require_numpy(check: Checker, **arrays: Array) -> None:
+    if check.backend(**arrays) != "numpy":
+        raise UnsupportedError(f"{check.function}: no CUDA kernel in this version; supported backends: numpy")
+
+
+def _deliver(function: str, result: tuple[Array, Array], out: tuple[Array, Array] | None) -> tuple[Array, Array]:
+    if out is None:
+        return result
+    deliver_arrays(function, "out.", {"out": result[0], "lse": result[1]}, out)
+    return out
+
+
+def _check_kv(check: Checker, kv: PagedKV, **arrays: Array) -> tuple[str, ...]:
+    """Check the cache and the library of all arrays; return the batch axis as a tuple of names."""
+    if not isinstance(kv, PagedKV):
+        raise DTypeError(f"{check.function}: `kv` is {type(kv).__name__}, expected PagedKV")
+    tables = {"kv.page_table": kv.page_table, "kv.context_lens": kv.context_lens}
+    _require_numpy(check, **arrays, **{"kv.ckv": kv.ckv, "kv.kpe": kv.kpe}, **tables)
+    batched = ("batch",) if kv.page_table.ndim == 2 else ()
+    check.array("kv.page_table", kv.page_table, (*batched, "max_pages"), ("int32",))
+    check.array("kv.context_lens", kv.context_lens, batched, ("int32",))
+    for name, pool in (("ckv", kv.ckv), ("kpe", kv.kpe)):
+        axes = ("num_pages", "page_size", f"head_dim_{name}")
+        check.array(f"kv.{name}", pool, axes, FLOATS_AND_F64, last_contiguous=True)
+    return batched
+
+
+def _check_attention(
+    tree: DraftTree | Visibility, q_nope: Array, q_pe: Array, kv: PagedKV, sm_scale: float, keys: str, variant: str
+) -> float:
+    check = Checker("tree_attention")
+    if not isinstance(tree, DraftTree | Visibility):
+        raise DTypeError(f"tree_attention: `tree` is {type(tree).__name__}, expected DraftTree or Visibility")
+    bits = {"tree.visibility_bits": tree.visibility_bits, "tree.num_nodes": tree.num_nodes}
+    batched = _check_kv(check, kv, q_nope=q_nope, q_pe=q_pe, **bits)
+    check.array("tree.num_nodes", tree.num_nodes, batched, ("int32",))
+    capacity = tree.visibility_bits.shape[-2] if tree.visibility_bits.ndim > 1 else 0
+    words = words_per_row(capacity)
+    check.array("tree.visibility_bits", tree.visibility_bits, (*batched, "num_nodes", words), ("uint32",))
+    axes = (*batched, "num_nodes", "num_heads")
+    check.array("q_nope", q_nope, (*axes, "head_dim_ckv"), FLOATS_AND_F64, last_contiguous=True)
+    check.array("q_pe", q_pe, (*axes, "head_dim_kpe"), FLOATS_AND_F64, last_contiguous=True)
+    check.same_dtype(q_nope=q_nope, q_pe=q_pe, ckv=kv.ckv, kpe=kv.kpe)
+    if keys not in KEYS:
+        raise ArgumentError(f"tree_attention: `keys` is {keys!r}, expected one of {', '.join(KEYS)}")
+    if variant not in ("auto", "reference"):
+        raise UnsupportedError(f"tree_attention: variant {variant!r} is unknown for NumPy; supported: auto, reference")
+    return check.real("sm_scale", sm_scale)
