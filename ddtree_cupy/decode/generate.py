@@ -1,0 +1,312 @@
+"""The decoding loop: prefill, then draft, build, verify, accept, commit until the text is long enough."""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.containers import AcceptResult, DraftTree
+from ddtree_cupy.decode.protocols import Drafter, Target
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.tree_accept import accept, commit_kv, greedy_targets, sample_targets
+from ddtree_cupy.tree_build import build_tree
+
+__all__ = ["Generation", "Round", "generate", "generate_rounds"]
+
+Array = Any
+
+PREFILL_NODES = 128  # prompt tokens a prefill pass takes
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One target pass.
+
+    Attributes
+    ----------
+    token_ids : tuple of int
+        The tokens it added to the text: accepted drafts, then the bonus token; cut at a stop token and at
+        `max_new_tokens`.
+    num_drafted : int
+        How many of `token_ids` were drafted (the rest, at most one, is the bonus).
+    num_accepted : int
+        Draft tokens the target accepted, before any cut.
+    tree : DraftTree
+        The tree it verified.
+    context_len : int
+        Cached positions before the pass.
+    draft_seconds, build_seconds, verify_seconds, commit_seconds : float
+        Host time of the drafter, of tree_build, of the target pass, and of accept and commit.
+    """
+
+    token_ids: tuple[int, ...]
+    num_drafted: int
+    num_accepted: int
+    tree: DraftTree
+    context_len: int
+    draft_seconds: float
+    build_seconds: float
+    verify_seconds: float
+    commit_seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """A finished text and how it came about.
+
+    Attributes
+    ----------
+    token_ids : int32 array, shape (n,)
+        The new tokens, without the prompt; a stop token, if one came, is the last.
+    rounds : tuple of Round
+        One a target pass; prefill passes are not counted.
+    prefill_seconds : float
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    rounds: tuple[Round, ...]
+    prefill_seconds: float
+
+    @property
+    def target_passes(self) -> int:
+        """Target passes after the prefill."""
+        return len(self.rounds)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean tokens a target pass added to the text."""
+        return len(self.token_ids) / max(1, len(self.rounds))
+
+    @property
+    def seconds(self) -> float:
+        """Host time of all rounds, without the prefill."""
+        parts = ("draft_seconds", "build_seconds", "verify_seconds", "commit_seconds")
+        return float(sum(getattr(r, part) for r in self.rounds for part in parts))
+
+
+def generate(
+    target: Target,
+    drafter: Drafter | None,
+    prompt_ids: npt.ArrayLike,
+    *,
+    budget: int,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_token_ids: Collection[int] = (),
+    max_children: int | Sequence[int] | None = None,
+    spine: int = 0,
+) -> Generation:
+    """Continue a prompt by speculative decoding with a draft tree; the text is the target's own.
+
+    Parameters
+    ----------
+    target, drafter : Target, Drafter
+        `drafter` may be None when `budget` is 0.
+    prompt_ids : integer array_like, shape (n,)
+        At least one token. The last one becomes the first root.
+    budget : int
+        Nodes a tree besides the root. 0 is plain autoregressive decoding.
+    max_new_tokens : int
+        Never exceeded.
+    temperature : float
+        0 takes the target's most likely token; above 0 it samples.
+    seed : int
+        For the uniform draws, one a text position, shared by all nodes at that position: the sampled text does
+        not depend on the budget.
+    stop_token_ids : collection of int
+        The text ends with the first of these, which is kept.
+    max_children, spine
+        As in `build_tree`; max_children=1 with budget = draft length is the flat chain.
+
+    Returns
+    -------
+    Generation
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
+
+    Notes
+    -----
+    At temperature 0 the text equals autoregressive decoding token for token as far as the target's pass over many
+    nodes gives the same argmax as its pass over one; with float64 arithmetic that is all the time.
+
+    Examples
+    --------
+    >>> from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
+    >>> target, drafter = TinyTarget.load(), TinyDrafter.load()
+    >>> prompt = np.frombuffer(b"def __init__(self", np.uint8)
+    >>> plain = generate(target, None, prompt, budget=0, max_new_tokens=24)
+    >>> tree = generate(target, drafter, prompt, budget=32, max_new_tokens=24)
+    >>> plain.token_ids.tolist() == tree.token_ids.tolist(), tree.target_passes < plain.target_passes
+    (True, True)
+    """
+    prefill_start = time.perf_counter()
+    stream = generate_rounds(
+        target,
+        drafter,
+        prompt_ids,
+        budget=budget,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        stop_token_ids=stop_token_ids,
+        max_children=max_children,
+        spine=spine,
+    )
+    rounds = tuple(stream)
+    elapsed = time.perf_counter() - prefill_start
+    token_ids = np.array([token for r in rounds for token in r.token_ids], np.int32)
+    generation = Generation(token_ids, rounds, 0.0)
+    return Generation(token_ids, rounds, max(0.0, elapsed - generation.seconds))
+
+
+def generate_rounds(
+    target: Target,
+    drafter: Drafter | None,
+    prompt_ids: npt.ArrayLike,
+    *,
+    budget: int,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stop_token_ids: Collection[int] = (),
+    max_children: int | Sequence[int] | None = None,
+    spine: int = 0,
+) -> Iterator[Round]:
+    """Yield the rounds of `generate` one by one, for streaming; the arguments are the same and checked at once."""
+    check = Checker("generate")
+    prompt = np.asarray(prompt_ids)
+    if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"generate: `prompt_ids` has shape {prompt.shape} and dtype {prompt.dtype}, expected (n,) integers, n >= 1"
+        )
+    if prompt.min() < 0 or prompt.max() >= target.vocab_size:
+        raise ArgumentError(f"generate: `prompt_ids` leaves 0..{target.vocab_size - 1}")
+    budget = check.integer("budget", budget, low=0)
+    max_new_tokens = check.integer("max_new_tokens", max_new_tokens, low=0)
+    temperature = check.real("temperature", temperature)
+    if temperature < 0:
+        raise ArgumentError(f"generate: `temperature` is {temperature}, expected 0 (greedy) or more")
+    if drafter is None and budget > 0:
+        raise ArgumentError(f"generate: `drafter` is None and `budget` {budget}, expected a drafter or budget 0")
+    loop = _Loop(target, drafter, budget, max_new_tokens, temperature, seed, frozenset(stop_token_ids))
+    return loop.run(prompt.astype(np.int32), {"max_children": max_children, "spine": spine})
+
+
+class _Loop:
+    """The state of one text: the caches, the drafter's state, the root, and how many tokens are out."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        budget: int,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        stop_token_ids: frozenset[int],
+    ) -> None:
+        self.target, self.drafter, self.budget = target, drafter, budget
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        self.stop_token_ids = stop_token_ids
+        self.uniforms = np.random.default_rng(seed).random(max_new_tokens)  # one a new text position
+        self.num_emitted = 0
+        self.drafter_state = drafter.start() if drafter is not None else None
+
+    def run(self, prompt: npt.NDArray[np.int32], tree_options: dict[str, Any]) -> Iterator[Round]:
+        """Prefill all of the prompt but its last token, then yield rounds until the text is done."""
+        max_nodes = max(self.budget + 1, min(PREFILL_NODES, prompt.size))
+        self.kv = tuple(self.target.allocate(prompt.size + self.max_new_tokens, max_nodes))
+        for start in range(0, prompt.size - 1, PREFILL_NODES):
+            self._prefill(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
+        self.root = int(prompt[-1])
+        while self.num_emitted < self.max_new_tokens:
+            finished_round = self._round(tree_options)
+            yield finished_round
+            if self.stop_token_ids.intersection(finished_round.token_ids):
+                return
+
+    def _prefill(self, token_ids: npt.NDArray[np.int32]) -> None:
+        count = token_ids.size
+        chain = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
+        _, features = self.target.forward(chain, self.kv)
+        whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
+        self._commit(whole, features)
+
+    def _commit(self, result: AcceptResult, features: Array) -> None:
+        self.kv = commit_kv(self.kv, result)
+        if self.drafter is not None:
+            path = result.accepted[: int(result.num_accepted) + 1]
+            self.drafter_state = self.drafter.observe(self.drafter_state, features[path])
+
+    def _round(self, tree_options: dict[str, Any]) -> Round:
+        remaining = self.max_new_tokens - self.num_emitted
+        context_len = int(self.kv[0].context_lens)
+
+        started = time.perf_counter()
+        if self.drafter is None or self.budget == 0 or remaining == 1:
+            draft_logits = np.zeros((0, self.target.vocab_size), np.float32)
+        else:
+            draft_logits = self.drafter.propose(self.drafter_state, self.root)
+        drafted = time.perf_counter()
+        tree = build_tree(
+            draft_logits, budget=self.budget, root_token_ids=self.root, max_depth=remaining - 1, **tree_options
+        )
+        tree = _without_padding(tree)
+        built = time.perf_counter()
+        target_logits, features = self.target.forward(tree, self.kv)
+        verified = time.perf_counter()
+        if self.temperature == 0:
+            targets = greedy_targets(target_logits, num_nodes=tree.num_nodes)
+        else:
+            uniforms = self.uniforms[self.num_emitted + np.maximum(tree.depths, 0)]
+            targets = sample_targets(target_logits, uniforms, temperature=self.temperature, num_nodes=tree.num_nodes)
+        result = accept(tree, targets)
+        self._commit(result, features)
+        self.root = int(result.bonus_token)
+        num_accepted = int(result.num_accepted)
+        token_ids = [*tree.token_ids[result.accepted[1 : num_accepted + 1]].tolist(), self.root]
+        token_ids = self._cut(token_ids)
+        self.num_emitted += len(token_ids)
+        return Round(
+            token_ids=tuple(token_ids),
+            num_drafted=min(num_accepted, len(token_ids)),
+            num_accepted=num_accepted,
+            tree=tree,
+            context_len=context_len,
+            draft_seconds=drafted - started,
+            build_seconds=built - drafted,
+            verify_seconds=verified - built,
+            commit_seconds=time.perf_counter() - verified,
+        )
+
+    def _cut(self, token_ids: list[int]) -> list[int]:
+        """End the round's tokens at the first stop token; the tree's depth limit keeps them inside the maximum."""
+        for index, token in enumerate(token_ids):
+            if token in self.stop_token_ids:
+                return token_ids[: index + 1]
+        return token_ids
+
+
+def _without_padding(tree: DraftTree) -> DraftTree:
+    """Drop padding nodes, so that a target pass costs what the tree holds (views of the same arrays)."""
+    count = int(tree.num_nodes)
+    words = (count + 31) // 32
+    return DraftTree(
+        token_ids=tree.token_ids[:count],
+        parents=tree.parents[:count],
+        depths=tree.depths[:count],
+        path_scores=None if tree.path_scores is None else tree.path_scores[:count],
+        num_nodes=tree.num_nodes,
+        status=tree.status,
+        visibility_bits=tree.visibility_bits[:count, :words],
+        first_child=tree.first_child[:count],
+        next_sibling=tree.next_sibling[:count],
+    )
