@@ -9,7 +9,13 @@ NumPy arrays run the references, CuPy arrays the kernels. See the README for the
 
 from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree, PagedKV, Visibility
 from ddtree_cupy.tree_accept import accept, commit_kv, greedy_targets, sample_targets
-from ddtree_cupy.tree_attention import convert_lse, merge_states, tree_attention, write_kv
+from ddtree_cupy.tree_attention import (
+    attention_workspace_bytes,
+    convert_lse,
+    merge_states,
+    tree_attention,
+    write_kv,
+)
 from ddtree_cupy.tree_build import best_first_tree, build_tree, choose_budget, top_candidates
 
 __version__ = "0.1.0"
@@ -21,6 +27,7 @@ __all__ = [
     "PagedKV",
     "Visibility",
     "accept",
+    "attention_workspace_bytes",
     "best_first_tree",
     "build_tree",
     "choose_budget",

@@ -30,7 +30,7 @@ class Checker:
     >>> check.array("token_ids", np.zeros((2, 7), np.int32), ("batch", "num_nodes"), ("int32",))
     >>> check.array("target_token_ids", np.zeros((2, 6), np.int32), ("batch", "num_nodes"), ("int32",))
     Traceback (most recent call last):
-    ddtree_cupy.errors.ShapeError: accept: `target_token_ids` is (2, 6), expected (batch, num_nodes) with batch=2 from `token_ids`, num_nodes=7 from `token_ids`
+    ddtree_cupy.errors.ShapeError: accept: `target_token_ids` is (2, 6), expected (batch, num_nodes) with ...
     """
 
     def __init__(self, function: str) -> None:

@@ -65,3 +65,20 @@ def tree_svg(parents: Sequence[int], labels: Sequence[str], titles: Sequence[str
         '<g fill="none" stroke="#999999">' + "".join(edges) + "</g>"
         '<g fill="#0072b2" font-family="monospace" font-size="12">' + "".join(nodes) + "</g></svg>"
     )
+
+
+def tree_text(parents: Sequence[int], labels: Sequence[str]) -> str:
+    """Return the tree as indented lines, children under their parent in node order."""
+    children: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            children[parent].append(node)
+    lines: list[str] = []
+    stack = [(0, "", "")] if parents else []
+    while stack:
+        node, lead, below = stack.pop()
+        lines.append(lead + labels[node])
+        for child in reversed(children[node]):
+            last = child == children[node][-1]
+            stack.append((child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  ")))
+    return "\n".join(lines)

@@ -1,0 +1,35 @@
+// common/visibility.cuh: which keys one node may attend to.
+//
+// Letters    N nodes, W = ceil(N / 32) words a row
+//            a key is named by its logical position; positions from context_len on belong to tree nodes
+// Reference  _visible_keys in ddtree_cupy/tree_attention/reference.py
+// Source     own
+#pragma once
+
+#include "paging.cuh"
+
+constexpr int KEYS_ALL = 0;
+constexpr int KEYS_CONTEXT = 1;
+constexpr int KEYS_TREE = 2;
+
+// The keys of one request as one range of positions, first .. first + count - 1.
+struct KeyRange {
+  int context_len;
+  int first;
+  int count;
+};
+
+__device__ __forceinline__ KeyRange key_range(int keys, int context_len, int num_nodes, const PageTable& table) {
+  KeyRange range;
+  range.context_len = context_len;
+  range.first = keys == KEYS_TREE ? context_len : 0;
+  const long long wanted = (keys == KEYS_TREE ? 0 : context_len) + (keys == KEYS_CONTEXT ? 0 : num_nodes);
+  const long long mapped = max(table.capacity() - range.first, 0ll);
+  range.count = (int)min(wanted, mapped);
+  return range;
+}
+
+// bits: uint32[W] of the node; key_node = position - context_len, negative for context
+__device__ __forceinline__ bool is_visible(const unsigned* bits, int key_node) {
+  return key_node < 0 || (bits[key_node >> 5] >> (key_node & 31) & 1u);
+}

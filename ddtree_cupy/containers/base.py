@@ -1,0 +1,51 @@
+"""What all containers share: mapping a function over the fields, and delivering them into given arrays."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Self
+
+import numpy as np
+
+from ddtree_cupy._check import deliver_arrays
+from ddtree_cupy.errors import DTypeError
+
+Array = Any
+
+
+def where(array: Array) -> str:
+    """Return " on cuda:0" for a device array, "" for a host array."""
+    return "" if isinstance(array, np.ndarray) else f" on cuda:{array.device.id}"
+
+
+class Arrays:
+    """A frozen dataclass whose fields are arrays (or None, or host integers)."""
+
+    def _map(self, function: Callable[[Array], Array]) -> Self:
+        changed = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            changed[field.name] = value if value is None or isinstance(value, int) else function(value)
+        return replace(self, **changed)  # type: ignore[type-var]
+
+    def _on_host(self) -> Self:
+        return self._map(lambda array: array if isinstance(array, np.ndarray) else array.get())
+
+    def deliver(self, function: str, out: Self | None) -> Self:
+        """Return self, or copy every array into `out` (all of them checked first) and return `out`."""
+        if out is None:
+            return self
+        if type(out) is not type(self):
+            raise DTypeError(f"{function}: `out` is {type(out).__name__}, expected {type(self).__name__}")
+        pairs = {field.name: (getattr(self, field.name), getattr(out, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        deliver_arrays(
+            function, "out.", {name: pair[0] for name, pair in pairs.items()}, [p[1] for p in pairs.values()]
+        )
+        return out
+
+    def with_batch(self) -> Self:
+        """Return the container with a leading request axis of 1 on every array (views, no copy)."""
+        return self._map(lambda array: array[None])
+
+    def without_batch(self) -> Self:
+        """Return the container of request 0 without the request axis (views, no copy; 0-d stays an array)."""
+        return self._map(lambda array: array[0, ...])

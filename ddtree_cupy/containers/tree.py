@@ -1,0 +1,243 @@
+"""Candidates, visibility and the draft tree."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy import _layout, _topology, _validate
+from ddtree_cupy.containers.base import Arrays, where
+from ddtree_cupy.errors import DTypeError, ShapeError
+
+Array = Any
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates(Arrays):
+    """The best tokens of every draft position.
+
+    Attributes
+    ----------
+    token_ids : int32 array, shape ([B,] L, K)
+        By logit descending, then token id ascending; -1 where a row has fewer candidates.
+    logits : float32 array (float64 for float64 input), shape ([B,] L, K)
+        The logits of `token_ids`; -inf beside id -1.
+    lse : same dtype as `logits`, shape ([B,] L)
+        Log-sum-exp of the whole row in nats; NaN marks a row that held NaN or +inf.
+    """
+
+    token_ids: Array
+    logits: Array
+    lse: Array
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the arrays have a request axis."""
+        return bool(self.lse.ndim == 2)
+
+    def __repr__(self) -> str:
+        *_, draft_len, width = self.token_ids.shape
+        batch = f"batch={self.lse.shape[0]}, " if self.is_batched else ""
+        return f"Candidates({batch}draft_len={draft_len}, per_depth={width}{where(self.lse)})"
+
+    def validate(self) -> Self:
+        """Check every value against the contract and return self; synchronises on CuPy arrays.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+        """
+        _validate.candidates(self._on_host())
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Visibility(Arrays):
+    """Who may attend to whom, one bit a pair; any boolean matrix is legal, ancestor closure is not assumed.
+
+    Attributes
+    ----------
+    visibility_bits : uint32 array, shape ([B,] N, W)
+        Bit j of row i (bit 0 first) is set when node i may attend to node j.
+    num_nodes : int32 array, shape ([B])
+        Valid nodes; rows and bits from `num_nodes` on are ignored.
+
+    Examples
+    --------
+    >>> causal = Visibility.from_dense(np.tri(3, dtype=bool))
+    >>> causal.visibility_bits.ravel().tolist()
+    [1, 3, 7]
+    >>> causal.to_dense().astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+
+    visibility_bits: Array
+    num_nodes: Array
+
+    @classmethod
+    def from_dense(cls, visibility: npt.NDArray[np.bool_], num_nodes: Array = None) -> Self:
+        """Pack a bool matrix of shape ([B,] N, N), True = may attend; `num_nodes` defaults to N."""
+        visibility = np.asarray(visibility)
+        if visibility.dtype != np.bool_:
+            raise DTypeError(f"Visibility.from_dense: `visibility` has dtype {visibility.dtype}, expected bool")
+        if visibility.ndim not in (2, 3) or visibility.shape[-1] != visibility.shape[-2]:
+            raise ShapeError(
+                f"Visibility.from_dense: `visibility` is {visibility.shape}, expected (num_nodes, num_nodes) "
+                f"or (batch, num_nodes, num_nodes)"
+            )
+        if num_nodes is None:
+            num_nodes = np.full(visibility.shape[:-2], visibility.shape[-1], np.int32)
+        return cls(_topology.pack_visibility(visibility), np.asarray(num_nodes, np.int32)).validate()
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the arrays have a request axis."""
+        return bool(self.visibility_bits.ndim == 3)
+
+    def to_dense(self) -> npt.NDArray[np.bool_]:
+        """Return bool ([B,] N, N) on the host, True = may attend; synchronises on CuPy arrays."""
+        host = self._on_host()
+        dense: npt.NDArray[np.bool_] = _topology.unpack_visibility(host.visibility_bits, host.num_nodes)
+        return dense
+
+    def __repr__(self) -> str:
+        batch = f"batch={self.visibility_bits.shape[0]}, " if self.is_batched else ""
+        return f"Visibility({batch}capacity={self.visibility_bits.shape[-2]}{where(self.visibility_bits)})"
+
+    def validate(self) -> Self:
+        """Check shapes, dtypes and `num_nodes` and return self; synchronises on CuPy arrays.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+        """
+        _validate.visibility(self._on_host())
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree(Arrays):
+    """A tree of guesses for one verification pass; node 0 is the root, the last committed token.
+
+    Attributes
+    ----------
+    token_ids : int32 array, shape ([B,] N)
+        Padding -1; token id 0 is legal.
+    parents : int32 array, shape ([B,] N)
+        parents[0] = -1 and 0 <= parents[i] < i; padding -1.
+    depths : int32 array, shape ([B,] N)
+        Root 0; a node's position is context_len + depth; padding -1.
+    path_scores : float64 array, shape ([B,] N), or None
+        Log-probability of the path in nats, root 0, padding -inf; None for trees made by hand.
+    num_nodes : int32 array, shape ([B])
+        Valid nodes including the root; 0 marks an inactive request.
+    status : int32 array, shape ([B])
+        Bit 0: a draft row held NaN or +inf, the tree stops above it.
+    visibility_bits : uint32 array, shape ([B,] N, W)
+        Bit j of row i is set when j is i or an ancestor of i.
+    first_child, next_sibling : int32 array, shape ([B,] N)
+        -1 for none; siblings in ascending node index, with distinct tokens.
+
+    Examples
+    --------
+    >>> tree = DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0])
+    >>> tree
+    DraftTree(num_nodes=4, depth=2)
+    >>> tree.depths.tolist(), tree.first_child.tolist(), tree.next_sibling.tolist()
+    ([0, 1, 2, 1], [1, 2, -1, -1], [-1, 3, -1, -1])
+    """
+
+    token_ids: Array
+    parents: Array
+    depths: Array
+    path_scores: Array | None
+    num_nodes: Array
+    status: Array
+    visibility_bits: Array
+    first_child: Array
+    next_sibling: Array
+
+    @classmethod
+    def from_parents(cls, token_ids: npt.ArrayLike, parents: npt.ArrayLike) -> Self:
+        """Make a tree by hand from tokens and parents, shape ([B,] N); padding -1 at the end of both.
+
+        Parameters
+        ----------
+        token_ids, parents : integer array_like, shape ([B,] N)
+            A request whose first token is -1 is inactive.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            Unequal shapes, non-integers, a parent that does not come before its child, or siblings that share
+            a token.
+        """
+        token_array = _validate.as_int32("DraftTree.from_parents", "token_ids", token_ids)
+        parent_array = _validate.as_int32("DraftTree.from_parents", "parents", parents)
+        if token_array.shape != parent_array.shape or token_array.ndim not in (1, 2):
+            raise ShapeError(
+                f"DraftTree.from_parents: `parents` is {parent_array.shape} and `token_ids` {token_array.shape}, "
+                f"expected (num_nodes,) or (batch, num_nodes) for both"
+            )
+        batched_parents = np.atleast_2d(parent_array)
+        batched_tokens = np.atleast_2d(token_array)
+        linked = (np.arange(batched_parents.shape[1]) == 0) | (batched_parents >= 0)
+        used = np.where(batched_tokens[:, :1] < 0, False, linked) if linked.size else linked
+        num_nodes = np.cumprod(used, axis=1).sum(axis=1).astype(np.int32)
+        _validate.parent_order("DraftTree.from_parents", batched_parents, num_nodes)
+        topology = _topology.derive_topology(batched_parents, num_nodes)
+        tree = cls(
+            token_ids=batched_tokens,
+            parents=batched_parents,
+            path_scores=None,
+            num_nodes=num_nodes,
+            status=np.zeros(len(num_nodes), np.int32),
+            **topology._asdict(),
+        )
+        return (tree if token_array.ndim == 2 else tree.without_batch()).validate()
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the arrays have a request axis."""
+        return bool(self.token_ids.ndim == 2)
+
+    @property
+    def visibility(self) -> npt.NDArray[np.bool_]:
+        """`visibility_bits` unpacked: bool ([B,] N, N) on the host, True = may attend."""
+        return Visibility(self.visibility_bits, self.num_nodes).to_dense()
+
+    def __repr__(self) -> str:
+        if not isinstance(self.token_ids, np.ndarray):
+            return f"DraftTree(shape={self.token_ids.shape}{where(self.token_ids)})"
+        if self.is_batched:
+            return f"DraftTree(batch={len(self.num_nodes)}, capacity={self.token_ids.shape[1]})"
+        depth = int(self.depths.max(initial=0))
+        return f"DraftTree(num_nodes={int(self.num_nodes)}, depth={depth})"
+
+    def _repr_html_(self) -> str | None:
+        """Draw an unbatched host tree of at most 64 nodes; None (plain repr) otherwise."""
+        if not isinstance(self.token_ids, np.ndarray) or self.is_batched or not 1 <= self.num_nodes <= 64:
+            return None
+        count = int(self.num_nodes)
+        scores = ["" if self.path_scores is None else f", path score {s:.3f} nats" for s in self._scores(count)]
+        labels = [str(token) for token in self.token_ids[:count]]
+        titles = [
+            f"node {i}, token {token}, depth {depth}{score}"
+            for i, (token, depth, score) in enumerate(zip(labels, self.depths[:count], scores, strict=True))
+        ]
+        return _layout.tree_svg(self.parents[:count].tolist(), labels, titles)
+
+    def _scores(self, count: int) -> list[float]:
+        return [0.0] * count if self.path_scores is None else self.path_scores[:count].tolist()
+
+    def validate(self) -> Self:
+        """Check every value against the contract and return self; synchronises on CuPy arrays.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            The message names the array, the request and the node.
+        """
+        _validate.draft_tree(self._on_host())
+        return self
