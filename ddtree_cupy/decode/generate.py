@@ -1,9 +1,9 @@
 """The decoding loop: prefill, then draft, build, verify, accept, commit until the text is long enough."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -64,12 +64,16 @@ class Generation:
         The new tokens, without the prompt; a stop token, if one came, is the last.
     rounds : tuple of Round
         One a target pass; prefill passes are not counted.
-    prefill_seconds : float
     """
 
     token_ids: npt.NDArray[np.int32]
     rounds: tuple[Round, ...]
-    prefill_seconds: float
+
+    @classmethod
+    def from_rounds(cls, rounds: Iterable[Round]) -> Self:
+        """Run `rounds` (say, from `generate_rounds`) to their end and collect them."""
+        finished = tuple(rounds)
+        return cls(np.array([token for r in finished for token in r.token_ids], np.int32), finished)
 
     @property
     def target_passes(self) -> int:
@@ -147,24 +151,20 @@ def generate(
     >>> plain.token_ids.tolist() == tree.token_ids.tolist(), tree.target_passes < plain.target_passes
     (True, True)
     """
-    prefill_start = time.perf_counter()
-    stream = generate_rounds(
-        target,
-        drafter,
-        prompt_ids,
-        budget=budget,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        stop_token_ids=stop_token_ids,
-        max_children=max_children,
-        spine=spine,
+    return Generation.from_rounds(
+        generate_rounds(
+            target,
+            drafter,
+            prompt_ids,
+            budget=budget,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+            max_children=max_children,
+            spine=spine,
+        )
     )
-    rounds = tuple(stream)
-    elapsed = time.perf_counter() - prefill_start
-    token_ids = np.array([token for r in rounds for token in r.token_ids], np.int32)
-    generation = Generation(token_ids, rounds, 0.0)
-    return Generation(token_ids, rounds, max(0.0, elapsed - generation.seconds))
 
 
 def generate_rounds(

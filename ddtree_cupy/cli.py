@@ -1,0 +1,244 @@
+"""The `ddtree` command: decode a prompt, look at a tree, see what works on this machine."""
+
+import argparse
+import codecs
+import json
+import os
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy import _doctor, _layout, build_tree
+from ddtree_cupy.containers import DraftTree
+from ddtree_cupy.errors import ArgumentError, DDTreeError
+
+DEFAULT_PROMPT = '''import os
+
+
+class Stack:
+    """A last-in, first-out container."""
+
+    def __init__(self, items=()):
+        self._items = list(items)
+
+    def push(self, item):
+'''
+
+EXIT_FAILED, EXIT_USAGE, EXIT_TEXTS_DIFFER = 1, 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 3 the three texts differ."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except BrokenPipeError:  # the reader of our output went away; nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except (DDTreeError, OSError) as error:
+        print(f"ddtree: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("\nddtree: interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ddtree", description="Speculative decoding with draft trees.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    decode = commands.add_parser("decode", help="continue a prompt three ways and compare them")
+    decode.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help="text to continue (default: a Python class)")
+    decode.add_argument("--budget", type=int, default=64, help="nodes a tree besides the root (default 64)")
+    decode.add_argument("--max-new-tokens", type=int, default=128, help="bytes to add (default 128)")
+    decode.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    decode.add_argument("--seed", type=int, default=0, help="for sampling (default 0)")
+    decode.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the models")
+    decode.set_defaults(run=_decode)
+
+    tree = commands.add_parser("tree", help="build a draft tree from a logits file")
+    tree.add_argument("file", type=Path, help=".npy with (draft_len, vocab), or .npz with one array or `draft_logits`")
+    tree.add_argument("--budget", type=int, default=16, help="nodes besides the root (default 16)")
+    tree.add_argument("--root", type=int, default=0, help="token id of the root (default 0)")
+    tree.add_argument("--max-depth", type=int, help="deepest level")
+    tree.add_argument("--max-children", type=int, help="most children of a node")
+    tree.add_argument("--min-path-score", type=float, help="least path score in nats")
+    tree.add_argument("--spine", type=int, default=0, help="insert the rank-0 chain to this depth first")
+    tree.add_argument("--svg", type=Path, help="draw the tree into this file")
+    tree.add_argument("--save", type=Path, help="save the tree's arrays into this .npz file")
+    tree.set_defaults(run=_tree)
+
+    doctor = commands.add_parser("doctor", help="show what is installed and which backends work")
+    doctor.set_defaults(run=_run_doctor)
+    for command in (decode, tree, doctor):
+        command.add_argument("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One of the three ways to decode."""
+
+    name: str
+    budget: int
+    max_children: int | None
+
+
+def _decode(options: argparse.Namespace) -> int:
+    from ddtree_cupy.decode import Generation, generate_rounds
+    from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
+
+    dtype = np.dtype(options.dtype)
+    target, drafter = TinyTarget.load(dtype=dtype), TinyDrafter.load(dtype=dtype)
+    prompt = np.frombuffer(options.prompt.encode(), np.uint8)
+    ways = (
+        _Way(f"tree, budget {options.budget}", options.budget, None),
+        _Way(f"chain, {drafter.draft_len} drafts", drafter.draft_len, 1),
+        _Way("autoregressive", 0, None),
+    )
+    results: dict[str, Generation] = {}
+    for way in ways:
+        stream = generate_rounds(
+            target,
+            drafter,
+            prompt,
+            budget=way.budget,
+            max_new_tokens=options.max_new_tokens,
+            temperature=options.temperature,
+            seed=options.seed,
+            max_children=way.max_children,
+        )
+        if way is ways[0] and not options.json:
+            stream = _show_text(options.prompt, stream)
+        else:
+            stream = _with_progress(way.name, options.max_new_tokens, stream)
+        results[way.name] = Generation.from_rounds(stream)
+
+    texts = {result.token_ids.tobytes() for result in results.values()}
+    rows = [_decode_row(way.name, results[way.name]) for way in reversed(ways)]
+    if options.json:
+        text = bytes(results[ways[0].name].token_ids.astype(np.uint8)).decode("utf-8", "replace")
+        print(json.dumps({"prompt": options.prompt, "text": text, "identical": len(texts) == 1, "ways": rows}))
+    else:
+        print(f"\n{'way':<18}{'target passes':>15}{'tokens per pass':>17}{'seconds':>10}{'ms per token':>14}")
+        for row in rows:
+            print(
+                f"{row['way']:<18}{row['target_passes']:>15}{row['tokens_per_pass']:>17.2f}"
+                f"{row['seconds']:>10.2f}{row['ms_per_token']:>14.1f}"
+            )
+        print(f"the three texts are {'identical' if len(texts) == 1 else 'DIFFERENT'}")
+    return 0 if len(texts) == 1 else EXIT_TEXTS_DIFFER
+
+
+def _decode_row(name: str, result: Any) -> dict[str, Any]:
+    return {
+        "way": name,
+        "target_passes": result.target_passes,
+        "tokens_per_pass": result.tokens_per_pass,
+        "seconds": result.seconds,
+        "ms_per_token": 1e3 * result.seconds / max(1, len(result.token_ids)),
+    }
+
+
+def _show_text(prompt: str, stream: Iterator[Any]) -> Iterator[Any]:
+    """Print the text as it comes: accepted drafts green and underlined, or in ‹ › where there is no colour."""
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    before, after = ("\033[4;32m", "\033[0m") if coloured else ("‹", "›")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    print(f"accepted drafts are marked {before}like this{after}\n\n{prompt}", end="", flush=True)
+    for finished in stream:
+        drafted = decoder.decode(bytes(finished.token_ids[: finished.num_drafted]))
+        bonus = decoder.decode(bytes(finished.token_ids[finished.num_drafted :]))
+        print(f"{before}{drafted}{after}{bonus}" if drafted else bonus, end="", flush=True)
+        yield finished
+    print(decoder.decode(b"", final=True))
+
+
+def _with_progress(name: str, total: int, stream: Iterator[Any]) -> Iterator[Any]:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield from stream
+        return
+    with tqdm(total=total, desc=name, unit="token", leave=False, disable=not sys.stderr.isatty()) as bar:
+        for finished in stream:
+            bar.update(len(finished.token_ids))
+            yield finished
+
+
+def _tree(options: argparse.Namespace) -> int:
+    tree = build_tree(
+        _load_logits(options.file),
+        budget=options.budget,
+        root_token_ids=options.root,
+        max_depth=options.max_depth,
+        max_children=options.max_children,
+        min_path_score=options.min_path_score,
+        spine=options.spine,
+    )
+    count = int(tree.num_nodes)
+    parents, scores = tree.parents[:count].tolist(), tree.path_scores[:count]  # type: ignore[index]
+    labels = [f"{token} p={p:.3f}" for token, p in zip(tree.token_ids[:count].tolist(), np.exp(scores), strict=True)]
+    if options.svg:
+        titles = [f"path score {score:.3f} nats" for score in scores]
+        _write_whole(options.svg, _layout.tree_svg(parents, labels, titles).encode())
+    if options.save:
+        _save_tree(options.save, tree)
+    if options.json:
+        names = ("token_ids", "parents", "depths", "path_scores")
+        print(json.dumps({name: getattr(tree, name)[:count].tolist() for name in names}))
+    else:
+        print(_layout.tree_text(parents, labels))
+        print(f"{count} nodes, depth {int(tree.depths.max())}, expected tokens per pass {np.exp(scores).sum():.2f}")
+    return 0
+
+
+def _load_logits(file: Path) -> Any:
+    try:
+        loaded = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile):  # NumPy's own message proposes to unpickle
+        raise ArgumentError(f"{file} is not a complete .npy or .npz file of numbers") from None
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        names = loaded.files
+        name = "draft_logits" if "draft_logits" in names else names[0] if len(names) == 1 else None
+        if name is None:
+            raise ArgumentError(f"{file} holds {', '.join(names) or 'nothing'}, expected one array or `draft_logits`")
+        try:
+            return loaded[name]
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+            raise ArgumentError(f"{file}: array `{name}` is damaged or holds no numbers") from None
+
+
+def _save_tree(file: Path, tree: DraftTree) -> None:
+    with tempfile.TemporaryFile() as buffer:
+        np.savez(buffer, **{name: array for name, array in vars(tree).items() if array is not None})
+        buffer.seek(0)
+        _write_whole(file, buffer.read())
+
+
+def _write_whole(file: Path, content: bytes) -> None:
+    """Write the whole file or nothing: aside first, then rename."""
+    handle, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        Path(aside).replace(file)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    report = _doctor.report()
+    print(json.dumps(report) if options.json else _doctor.as_text(report))
+    return 0
