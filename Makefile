@@ -1,0 +1,34 @@
+# Each target works from a fresh clone on a machine with Python >= 3.11, make and a C++ compiler.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint lossless curve clean
+.DEFAULT_GOAL := demo
+
+demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
+	$(BIN)/ddtree decode
+
+test: .venv/with-test  ## all tests that need no GPU
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+lint: .venv/with-lint  ## style, docstrings, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m numpydoc.hooks.validate_docstrings $$(git ls-files 'ddtree_cupy/**/api.py' 'ddtree_cupy/containers/*.py' 'ddtree_cupy/decode/generate.py')
+
+lossless: .venv/with-cli  ## 100 held-out prompts x 128 bytes: text identical to autoregressive decoding
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ddtree_cupy.decode.evaluate lossless
+
+curve: .venv/with-cli  ## tokens per target pass over the budget, on held-out text
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ddtree_cupy.decode.evaluate curve
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/with-%: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,123 @@
+"""Dependencies point one way (errors <- containers <- reference <- api <- package), and importing is cheap."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "ddtree_cupy"
+OPS = ("tree_build", "tree_attention", "tree_accept")
+CONTAINERS = {"errors", "_check", "_topology", "_layout", "_validate", "containers"}
+KERNEL = {"errors", "_check", "_topology", "containers", "_compile", "emulate"}
+API = KERNEL | set(OPS) | {"__init__"}
+EVERYTHING = API | CONTAINERS | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
+
+# part of the package -> the parts it may import; a part always sees itself
+ALLOWED = {
+    "errors": set(),
+    "_topology": set(),
+    "_layout": set(),
+    "_check": {"errors"},
+    "_validate": {"errors", "_check", "_topology"},
+    "containers": CONTAINERS,
+    "_compile": {"errors", "_check"},
+    "emulate": {"errors", "_check", "_compile"},
+    **{f"{op}.reference": CONTAINERS for op in OPS},
+    **{f"{op}.kernel": KERNEL for op in OPS},
+    **{f"{op}.api": KERNEL | {f"{op}.reference", f"{op}.kernel"} for op in OPS},
+    **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
+    "__init__": CONTAINERS | set(OPS),
+    "decode": API,
+    "explore": API,
+    "testing": API,
+    "viz": CONTAINERS,
+    "interop": CONTAINERS,
+    "bench": API | {"testing", "decode", "explore"},
+    "_doctor": {"errors", "_compile", "emulate"},
+    "cli": EVERYTHING,
+    "__main__": {"cli"},
+}
+MAY_IMPORT_CUPY = ("_compile", "kernel", "bench", "testing", "decode", "cli", "_doctor")
+
+
+def modules():
+    tiny = PACKAGE / "decode" / "tiny"  # its training scripts need PyTorch and nothing imports them
+    return [p for p in sorted(PACKAGE.rglob("*.py")) if tiny / "training" not in p.parents and p != tiny / "train.py"]
+
+
+def part_of(path):
+    """Return the key of ALLOWED that governs a module."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:2]) if parts[0] in OPS else parts[0]
+
+
+def imports(path):
+    """Yield (dotted name, is at module level) of every absolute import."""
+    tree = ast.parse(path.read_text())
+    inside = {id(node) for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef) for node in ast.walk(outer)}
+    for node in ast.walk(tree):
+        top = id(node) not in inside
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "ddtree_cupy":
+                for alias in node.names:
+                    is_module = (PACKAGE / alias.name).is_dir() or (PACKAGE / f"{alias.name}.py").is_file()
+                    yield (f"ddtree_cupy.{alias.name}" if is_module else "ddtree_cupy.__init__", top)
+            elif node.module.startswith("ddtree_cupy.") and (PACKAGE / Path(*node.module.split(".")[1:])).is_dir():
+                folder = PACKAGE / Path(*node.module.split(".")[1:])
+                for alias in node.names:
+                    is_module = (folder / alias.name).is_dir() or (folder / f"{alias.name}.py").is_file()
+                    yield (f"{node.module}.{alias.name}" if is_module else node.module, top)
+            else:
+                yield (node.module, top)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    part = part_of(path)
+    for name, _ in imports(path):
+        if not name.startswith("ddtree_cupy."):
+            continue
+        wanted = name.removeprefix("ddtree_cupy.").split(".")
+        two = ".".join(wanted[:2])
+        own = part.split(".")[0]
+        if wanted[0] == own and own not in OPS:
+            continue
+        if two == part:
+            continue
+        allowed = ALLOWED[part]
+        assert wanted[0] in allowed or two in allowed, f"{part} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_cupy_is_imported_inside_functions_of_few_modules(path):
+    for name, at_module_level in imports(path):
+        if name.split(".")[0] == "cupy":
+            assert not at_module_level, f"{path} imports cupy at module level"
+            assert any(allowed in part_of(path).split(".") for allowed in MAY_IMPORT_CUPY)
+
+
+def test_import_pulls_in_numpy_only():
+    code = (
+        "import numpy, sys; before = set(sys.modules); import ddtree_cupy; "
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
+        "new -= set(sys.stdlib_module_names) | {'numpy'}; "
+        "print(sorted(new))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['ddtree_cupy']"
+
+
+def test_rules_cover_every_module():
+    assert {part_of(path) for path in modules()} <= set(ALLOWED)
+
+
+def test_public_names_exist_and_have_docstrings():
+    import ddtree_cupy
+
+    for name in ddtree_cupy.__all__:
+        assert getattr(ddtree_cupy, name).__doc__, name
