@@ -202,21 +202,18 @@ def _tree(options: argparse.Namespace) -> int:
 
 
 def _load_logits(file: Path) -> Any:
-    try:
-        loaded = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile):  # NumPy's own message proposes to unpickle
-        raise ArgumentError(f"{file} is not a complete .npy or .npz file of numbers") from None
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        names = loaded.files
-        name = "draft_logits" if "draft_logits" in names else names[0] if len(names) == 1 else None
-        if name is None:
-            raise ArgumentError(f"{file} holds {', '.join(names) or 'nothing'}, expected one array or `draft_logits`")
+    with file.open("rb") as stream:
         try:
-            return loaded[name]
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-            raise ArgumentError(f"{file}: array `{name}` is damaged or holds no numbers") from None
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            names = loaded.files
+            name = "draft_logits" if "draft_logits" in names else names[0] if len(names) == 1 else None
+            if name is not None:
+                return loaded[name]
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # NumPy's own message proposes to unpickle
+            raise ArgumentError(f"{file} is not a complete .npy or .npz file of numbers") from None
+    raise ArgumentError(f"{file} holds {', '.join(names) or 'nothing'}, expected one array or `draft_logits`")
 
 
 def _save_tree(file: Path, tree: DraftTree) -> None:
