@@ -1,0 +1,60 @@
+"""Run CUDA kernels on the CPU, without a GPU: the very same `.cu` text, through g++ or clang++.
+
+Every CUDA thread of a block is a fiber with its own stack; blocks run one after another. Between two synchronisation
+points a thread is never interrupted, and at each of them a seed decides who goes on: schedule fuzzing. Shared memory
+is filled with 0xFF (NaN, -1) before each block. Misuse of barriers and warp operations is reported as `EmulatorError`
+with block, thread and source line; sanitizers find the rest (`sanitizer_environment`).
+
+    active(seed=0)                  with-block: NumPy arrays run the library's kernels here
+    Module(code_or_path, ...)       your own `.cu`, in the shape of cupy.RawModule
+    available()                     (True, "") or (False, why not)
+    sanitizer_environment(kind)     variables for a child process under asan, ubsan, asan+ubsan or tsan (g++)
+    sparse_array(shape, dtype)      huge arrays that cost only what is touched
+
+What it is not
+--------------
+- No performance model, no coalescing, no occupancy, no registers.
+- Races between two synchronisation points show only through the seeds and under `tsan`; races between blocks are not
+  reported, since blocks run in sequence. A block that spins on another one is reported as a deadlock or hangs.
+- Floats are not bit-equal to a GPU's: nothing is fused unless written `fmaf`, `__expf` and `rsqrtf` are accurate, and
+  matrix instructions sum in another order. Compare floats by tolerance; integers and comparisons are exact. Subnormals
+  are flushed by default, float64 ones too (see `Module`).
+- The memory model is that of one thread after another: fences do nothing, `volatile` tricks work that a GPU may break.
+- The host compiler accepts text that NVRTC rejects and the reverse: also run the compile check (`ddtree kernels`).
+- Inline PTX needs a host twin under `#ifdef DDTREE_EMULATE`, as in `cuda_src/common/ptx.cuh`; `emu_runtime.h` and
+  `emu_async.h` in `runtime/` offer what twins need. CUB, cooperative groups, `mma.h` and textures are absent, as are
+  `__shared__` objects with constructors and dynamic shared memory declared outside a function.
+- A stack overflow (256 KiB a thread) or a wild pointer ends the process, as everywhere in C++; an endless loop cannot
+  be interrupted.
+- One launch at a time per process. Linux on x86-64; aarch64 through `ucontext`, slower.
+"""
+
+from ddtree_cupy.emulate._build import find_compiler as _find_compiler
+from ddtree_cupy.emulate._build import sanitizer_environment, unsupported_reason
+from ddtree_cupy.emulate._module import Function, Module
+from ddtree_cupy.emulate._sparse import sparse_array
+from ddtree_cupy.emulate._state import active, current_seed, is_active
+
+__all__ = [
+    "Function",
+    "Module",
+    "active",
+    "available",
+    "compiler",
+    "current_seed",
+    "is_active",
+    "sanitizer_environment",
+    "sparse_array",
+]
+
+
+def available() -> tuple[bool, str]:
+    """Return whether kernels can run on the CPU here, and if not, why not."""
+    reason = unsupported_reason()
+    return not reason, reason
+
+
+def compiler() -> str:
+    """Return the path and version of the compiler in use."""
+    found = _find_compiler()
+    return f"{found.path} ({found.version})"

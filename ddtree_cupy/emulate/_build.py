@@ -1,0 +1,232 @@
+"""Compile translated kernels: find a compiler, choose flags, keep the results on disk."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddtree_cupy._compile import env
+from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
+
+RUNTIME = Path(__file__).resolve().parent / "runtime"
+_SANITIZE_FLAGS = {
+    "": (),
+    "asan": ("-fsanitize=address",),
+    "ubsan": ("-fsanitize=undefined", "-fno-sanitize-recover=undefined"),
+    "asan+ubsan": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "tsan": ("-fsanitize=thread",),
+}
+# No fused multiply-add unless the kernel asks for one: results do not depend on the optimiser's mood.
+_FLAGS = (
+    *("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fsigned-char", "-w", "-Wno-psabi"),
+)
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A usable C++ compiler and what it can do."""
+
+    path: str
+    version: str
+    is_clang: bool
+    extra_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    """The two shared libraries of one module."""
+
+    library: Path
+    runtime: Path
+
+
+def unsupported_reason() -> str:
+    """Return why the emulator cannot run here, or an empty string."""
+    if not sys.platform.startswith("linux"):
+        return f"the emulator runs on Linux (x86-64 or aarch64), this is {sys.platform}"
+    if platform.machine() not in ("x86_64", "aarch64"):
+        return f"the emulator runs on x86-64 and aarch64, this is {platform.machine()}"
+    wanted = env.cxx()
+    if wanted and shutil.which(wanted) is None:
+        return f"DDTREE_CXX is {wanted!r}, which is not an executable"
+    if not wanted and shutil.which("g++") is None and shutil.which("clang++") is None:
+        return "no C++ compiler: install g++ or clang++, or set DDTREE_CXX"
+    return ""
+
+
+def find_compiler() -> Compiler:
+    """Return the compiler in use; raise `UnsupportedError` with the reason where there is none."""
+    reason = unsupported_reason()
+    if reason:
+        raise UnsupportedError(f"ddtree_cupy.emulate: {reason}")
+    found = shutil.which(env.cxx()) if env.cxx() else shutil.which("g++") or shutil.which("clang++")
+    assert found is not None
+    return _describe(found)
+
+
+@functools.cache
+def _describe(path: str) -> Compiler:
+    version = _call([path, "--version"]).stdout.partition("\n")[0]
+    flags = []
+    # Uninitialised locals hold a pattern, as registers on a GPU hold leftovers; not in compilers before 2022.
+    probe = [path, "-ftrivial-auto-var-init=pattern", "-E", "-x", "c++", os.devnull]
+    if _call(probe).returncode == 0:
+        flags.append("-ftrivial-auto-var-init=pattern")
+    if platform.machine() == "x86_64":
+        flags += [flag for flag in ("-mfma", "-mavx2") if {"fma", "avx2"} <= _cpu_flags()]
+    return Compiler(path, version, "clang" in version.lower(), tuple(flags))
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return frozenset(match.group(1).split()) if match else frozenset()
+
+
+def _call(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    # A preloaded sanitizer would run, and complain, inside the compiler.
+    clean = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    clean["LC_ALL"] = "C"
+    return subprocess.run(command, capture_output=True, text=True, env=clean, check=False)
+
+
+def sanitizer_environment(kind: str) -> dict[str, str]:
+    """Return the environment variables a Python process needs to run kernels under a sanitizer.
+
+    Parameters
+    ----------
+    kind : {"asan", "ubsan", "asan+ubsan", "tsan"}
+        Bounds of every array, shared memory included; undefined behaviour; both; data races within a block.
+
+    Returns
+    -------
+    dict of str
+        Add these to `os.environ` of a *new* process: `subprocess.run(..., env=os.environ | ...)`. A fault ends that
+        process with a report on stderr; for `tsan` the exit code 66 says that races were reported.
+
+    Raises
+    ------
+    UnsupportedError
+        The compiler is not g++, or its sanitizer library is not installed.
+    """
+    if kind not in _SANITIZE_FLAGS or not kind:
+        raise UnsupportedError(f"sanitizer {kind!r}: expected one of {', '.join(filter(None, _SANITIZE_FLAGS))}")
+    found = {
+        "DDTREE_EMULATE_SANITIZE": kind,
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        "UBSAN_OPTIONS": "print_stacktrace=0",
+        "TSAN_OPTIONS": "report_signal_unsafe=0:exitcode=66",
+        # Python's own small-object arenas hide overruns of small arrays.
+        "PYTHONMALLOC": "malloc",
+    }
+    runtime = {"asan": "asan", "ubsan": "ubsan", "asan+ubsan": "asan", "tsan": "tsan"}[kind]
+    found["LD_PRELOAD"] = _sanitizer_library(find_compiler(), runtime)
+    return found
+
+
+def _sanitizer_library(compiler: Compiler, runtime: str) -> str:
+    if compiler.is_clang:
+        # clang does not watch objects in a named section, which is where all static shared memory is.
+        raise UnsupportedError(f"sanitizers need g++, the emulator's compiler is {compiler.path}")
+    name = f"lib{runtime}.so"
+    path = _call([compiler.path, f"-print-file-name={name}"]).stdout.strip()
+    if not os.path.isabs(path):
+        raise UnsupportedError(f"{compiler.path} has no {name}: install its sanitizer runtime")
+    return path
+
+
+def _check_preloaded(kind: str) -> None:
+    for runtime, symbol in (("asan", "__asan_init"), ("tsan", "__tsan_init")):
+        if runtime in kind.split("+") and not hasattr(ctypes.CDLL(None), symbol):
+            raise EmulatorError(
+                f"DDTREE_EMULATE_SANITIZE={kind}: {runtime} must be loaded before Python starts; use a new process "
+                "with emulate.sanitizer_environment(...)"
+            )
+
+
+def build(text: str, options: tuple[str, ...]) -> Built:
+    """Compile one translated text, or find it in the cache.
+
+    Safe for concurrent processes: everything is written under another name and moved into place.
+    """
+    compiler, kind = find_compiler(), env.sanitizer()
+    _check_preloaded(kind)
+    folder = env.cache_dir() / "emulate"
+    folder.mkdir(exist_ok=True)
+    runtime = _build_runtime(compiler, kind, folder)
+    flags = [*_FLAGS, *compiler.extra_flags, *_SANITIZE_FLAGS[kind], f"-I{RUNTIME / 'include'}", *options]
+    if "asan" in kind:
+        flags.append("-fsanitize-sections=emu_shared")
+    if not compiler.is_clang:
+        flags.append("-fno-gnu-unique")
+    key = _digest(text, runtime.name, compiler.version, *flags)
+    library = folder / f"{key}.so"
+    if not library.exists():
+        source = folder / f"{key}.cpp"
+        _write(source, text)
+        _compile(compiler, flags, [source], library, [str(runtime), "-Wl,-rpath,$ORIGIN"])
+    return Built(library, runtime)
+
+
+def _build_runtime(compiler: Compiler, kind: str, folder: Path) -> Path:
+    flags = ["-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    flags += [f"-DEMU_{name.upper()}" for name in ("asan", "tsan") if name in kind.split("+")]
+    if env.use_ucontext():
+        flags.append("-DEMU_UCONTEXT")
+    library = folder / f"runtime-{_digest(_runtime_text(), compiler.version, *flags)}.so"
+    if not library.exists():
+        sources = [RUNTIME / "emu_runtime.cpp", RUNTIME / "emu_sync.cpp"]
+        _compile(compiler, flags, sources, library, [f"-Wl,-soname,{library.name}"])
+    return library
+
+
+@functools.cache
+def _runtime_text() -> str:
+    return "\0".join(p.read_text() for p in sorted(RUNTIME.rglob("*")) if p.suffix in (".h", ".cpp"))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _write(path: Path, text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)
+
+
+def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: Path, link: list[str]) -> None:
+    handle, aside = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        result = _call([compiler.path, *flags, *map(str, sources), "-o", aside, *link])
+        if result.returncode:
+            raise CompileError(
+                f"{_first_error(result.stderr)}\n  compiled for the CPU emulator by {compiler.version}, "
+                f"full text in {sources[0]}\n{result.stderr[:4000]}"
+            )
+        os.replace(aside, target)
+    finally:
+        if os.path.exists(aside):
+            os.unlink(aside)
+
+
+def _first_error(log: str) -> str:
+    match = re.search(r"^(.*?:\d+(?::\d+)?: (?:fatal )?error: .*)$", log, re.MULTILINE | re.IGNORECASE)
+    first = match.group(1) if match else "the compiler failed"
+    if re.search(r"Assembler messages|<inline asm>", log) or re.search(r"\basm\b", first):
+        first += "\n  inline PTX needs a host twin under #ifdef DDTREE_EMULATE"
+    return first

@@ -1,0 +1,178 @@
+"""`Module`: a CUDA source compiled for the CPU, in the shape of `cupy.RawModule`."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddtree_cupy._compile.sources import expand, expand_text
+from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
+from ddtree_cupy.emulate._build import build
+from ddtree_cupy.emulate._native import NativeKernel, NativeModule
+from ddtree_cupy.emulate._state import current_seed
+from ddtree_cupy.emulate._translate import kernel_names, translate
+from ddtree_cupy.errors import ArgumentError, UnsupportedError
+
+# The most dynamic shared memory any current GPU grants one block (sm_90, sm_100).
+MAX_SHARED_BYTES = 232_448
+
+
+class Module:
+    """Compile a CUDA source with the C++ compiler and run its kernels on the CPU.
+
+    Parameters
+    ----------
+    code_or_path : str or path
+        CUDA source text, or a path that ends in `.cu` or `.cuh`. Includes in quotes are looked up beside the file and
+        in the library's own `cuda_src`.
+    options : sequence of str
+        `-DNAME=VALUE`, `-UNAME` and `-Ifolder` reach the compiler; options that mean something only to NVRTC
+        (`-std=...`, `-arch=...`, `--use_fast_math`, ...) are ignored.
+    name_expressions : sequence of str
+        Template instances, such as `"scale<float, 4>"`. Kernels declared `extern "C"` need none.
+    strict : bool
+        Report what some GPUs forgive: a `__syncthreads` after some threads of the block left, different call sites
+        that meet in one barrier, masks that name absent lanes.
+    flush_subnormals : bool
+        Treat subnormal floats as zero while a kernel runs, as CuPy's `-ftz=true` does. The CPU has one switch for
+        both widths, so float64 subnormals are flushed too, which a GPU never does; pass False for a kernel whose
+        float64 values may be that small (below 2.2e-308).
+
+    Raises
+    ------
+    CompileError
+        The message starts with the file and line of the first error.
+    UnsupportedError
+        No compiler, or not Linux.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ddtree_cupy import emulate
+    >>> code = '''
+    ... extern "C" __global__ void twice(const float* x, float* y, int n) {
+    ...   int i = blockIdx.x * blockDim.x + threadIdx.x;
+    ...   if (i < n) y[i] = 2.0f * x[i];
+    ... }'''
+    >>> x, y = np.arange(5, dtype=np.float32), np.zeros(5, np.float32)
+    >>> twice = emulate.Module(code).get_function("twice")
+    >>> twice((2,), (4,), (x, y, np.int32(5)))
+    >>> y
+    array([0., 2., 4., 6., 8.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        code_or_path: str | Path,
+        options: Sequence[str] = (),
+        name_expressions: Sequence[str] = (),
+        *,
+        strict: bool = True,
+        flush_subnormals: bool = True,
+    ) -> None:
+        if isinstance(code_or_path, Path) or code_or_path.rstrip().endswith((".cu", ".cuh")):
+            path = Path(code_or_path)
+            code, self.name = expand(path.resolve() if path.exists() else str(path)), path.name
+        else:
+            code, self.name = expand_text(code_or_path), "kernel.cu"
+        self.strict = strict
+        self.flush_subnormals = flush_subnormals
+        names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
+        built = build(translate(code, names, name=self.name), _compiler_options(options))
+        self._native = NativeModule(built.library, built.runtime)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names that `get_function` knows."""
+        return tuple(self._native.kernels)
+
+    def get_function(self, name: str) -> "Function":
+        """Return a kernel by its `extern "C"` name or by one of the name expressions."""
+        if name not in self._native.kernels:
+            raise ArgumentError(f"{self.name} has no kernel {name!r}; it has {', '.join(self.kernels)}")
+        return Function(self, name, self._native.kernels[name])
+
+
+class Function:
+    """One kernel of a `Module`."""
+
+    def __init__(self, module: Module, name: str, kernel: NativeKernel) -> None:
+        self.module, self.name, self._kernel = module, name, kernel
+        self.parameters: tuple[Parameter, ...] = parameters_of(kernel)
+        self.last_switches = 0
+
+    def __repr__(self) -> str:
+        return f"Function({self.name}: {', '.join(map(str, self.parameters))})"
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Sequence[Any],
+        shared_mem: int = 0,
+        seed: int | None = None,
+        *,
+        strided: bool = False,
+    ) -> None:
+        """Run the kernel; it has finished on return.
+
+        Parameters
+        ----------
+        grid, block : tuple of one to three int
+            A grid with a zero does nothing.
+        args : sequence
+            NumPy arrays (or None, a null pointer) for pointers, NumPy scalars of the exact type for the rest.
+        shared_mem : int
+            Bytes of dynamic shared memory; the kernel gets exactly that many.
+        seed : int, optional
+            Schedule, as in `active`; default: that of the enclosing `active` block, else 0.
+        strided : bool
+            Accept arrays that are not C-contiguous.
+
+        Raises
+        ------
+        DTypeError, LayoutError, ArgumentError
+            The arguments do not fit the kernel's own C++ signature.
+        EmulatorError
+            What the kernel did wrong, with block, thread and source line.
+        """
+        sizes = _dimensions("grid", grid)
+        threads = _dimensions("block", block)
+        if not 0 <= shared_mem <= MAX_SHARED_BYTES:
+            raise UnsupportedError(f"{self.name}: {shared_mem} bytes of shared memory, at most {MAX_SHARED_BYTES}")
+        pointers, keep = pack(self.name, self.parameters, tuple(args), strided=strided)
+        if 0 in sizes:
+            return
+        self.last_switches = self.module._native.launch(
+            self._kernel,
+            sizes,
+            threads,
+            shared_mem,
+            pointers,
+            seed=current_seed() if seed is None else seed,
+            strict=self.module.strict,
+            flush_subnormals=self.module.flush_subnormals,
+        )
+        del keep
+
+
+def _dimensions(name: str, given: tuple[int, ...]) -> tuple[int, int, int]:
+    sizes = tuple(int(size) for size in given)
+    if not 1 <= len(sizes) <= 3 or any(not 0 <= size < 2**32 for size in sizes):
+        raise ArgumentError(f"`{name}` is {given}, expected one to three sizes")
+    padded = (*sizes, 1, 1)
+    return padded[0], padded[1], padded[2]
+
+
+def _compiler_options(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the options a host compiler shares with NVRTC, in its spelling."""
+    kept = []
+    for option in options:
+        spelled = re.sub(r"^--(define-macro|undefine-macro|include-path)=", _short, option)
+        if re.match(r"^-[DUI].", spelled):
+            kept.append(spelled)
+    return tuple(kept)
+
+
+def _short(match: re.Match[str]) -> str:
+    return {"define-macro": "-D", "undefine-macro": "-U", "include-path": "-I"}[match.group(1)]

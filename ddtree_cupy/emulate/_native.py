@@ -1,0 +1,99 @@
+"""The ctypes side of `runtime/`: structures, loading, and the one launch at a time."""
+
+import ctypes
+import threading
+from pathlib import Path
+
+from ddtree_cupy.errors import EmulatorError
+
+# One block's threads live in process-wide fibers, so launches take turns. Loading takes the lock too.
+LAUNCH_LOCK = threading.RLock()
+
+
+class Launch(ctypes.Structure):
+    """`emu_launch` of emu_runtime.h."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint64),
+        ("static_begin", ctypes.c_void_p),
+        ("static_end", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64),
+        ("strict", ctypes.c_uint),
+        ("flush_subnormals", ctypes.c_uint),
+        ("error", ctypes.c_char_p),
+        ("error_bytes", ctypes.c_uint64),
+        ("switches", ctypes.c_uint64),
+    )
+
+
+class NativeParameter(ctypes.Structure):
+    """`emu_parameter` of emu_kernel.h."""
+
+    _fields_ = (
+        ("is_pointer", ctypes.c_ubyte),
+        ("is_const", ctypes.c_ubyte),
+        ("kind", ctypes.c_ubyte),
+        ("bytes", ctypes.c_uint),
+    )
+
+
+class NativeKernel(ctypes.Structure):
+    """`emu_kernel` of emu_kernel.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("thunk", ctypes.c_void_p),
+        ("num_parameters", ctypes.c_uint),
+        ("parameters", ctypes.POINTER(NativeParameter)),
+    )
+
+
+class NativeModule:
+    """A compiled module: its kernel table, and the runtime it was linked with."""
+
+    def __init__(self, library: Path, runtime: Path) -> None:
+        with LAUNCH_LOCK:
+            self.runtime = ctypes.CDLL(str(runtime))
+            self.library = ctypes.CDLL(str(library))
+        self._run = self.runtime.emu_run
+        self._run.argtypes = (ctypes.POINTER(Launch), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+        self._run.restype = ctypes.c_int
+        count = ctypes.c_uint.in_dll(self.library, "emu_num_kernels").value
+        table = (NativeKernel * count).in_dll(self.library, "emu_kernels")
+        self.kernels = {kernel.name.decode(): kernel for kernel in table}
+        section = (ctypes.c_void_p * 2).in_dll(self.library, "emu_shared_section")
+        self._static = (section[0], section[1])
+        self._error = ctypes.create_string_buffer(4096)
+
+    def launch(
+        self,
+        kernel: NativeKernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_mem: int,
+        arguments: "ctypes.Array[ctypes.c_void_p]",
+        *,
+        seed: int,
+        strict: bool,
+        flush_subnormals: bool,
+    ) -> int:
+        """Run the kernel to its end and return the number of thread switches; raise what it did wrong."""
+        with LAUNCH_LOCK:
+            launch = Launch(
+                (ctypes.c_uint * 3)(*grid),
+                (ctypes.c_uint * 3)(*block),
+                shared_mem,
+                *self._static,
+                seed,
+                strict,
+                flush_subnormals,
+                ctypes.cast(self._error, ctypes.c_char_p),
+                len(self._error),
+                0,
+            )
+            if self._run(ctypes.byref(launch), kernel.thunk, arguments):
+                name = kernel.name.decode()
+                raise EmulatorError(f"{name}: {self._error.value.decode(errors='replace')}")
+            return int(launch.switches)

@@ -1,0 +1,57 @@
+"""Whether the emulator stands in for a GPU in this context, and with which schedule."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from ddtree_cupy.errors import ArgumentError
+
+_SEED: ContextVar[int | None] = ContextVar("ddtree_cupy_emulate_seed", default=None)
+
+
+@contextmanager
+def active(seed: int = 0) -> Iterator[None]:
+    """Run the CUDA kernels on the CPU for NumPy arrays, inside a `with` block.
+
+    Parameters
+    ----------
+    seed : int
+        The schedule. 0 runs threads and blocks in index order; any other seed permutes the threads of each block,
+        picks a random next thread at every synchronisation and, when odd, runs the blocks backwards. A correct kernel
+        gives the same bits for every seed.
+
+    Raises
+    ------
+    UnsupportedError
+        No C++ compiler, or not Linux; see `available`.
+
+    Notes
+    -----
+    The setting belongs to the current context (`contextvars`): other threads and tasks are not affected.
+
+    Examples
+    --------
+    >>> from ddtree_cupy import emulate
+    >>> emulate.is_active()
+    False
+    """
+    from ddtree_cupy.emulate._build import find_compiler
+
+    if not 0 <= seed < 2**64:
+        raise ArgumentError(f"emulate.active: `seed` is {seed}, expected 0 <= seed < 2**64")
+    find_compiler()
+    token = _SEED.set(seed)
+    try:
+        yield
+    finally:
+        _SEED.reset(token)
+
+
+def is_active() -> bool:
+    """Return whether NumPy arrays run the CUDA kernels in this context."""
+    return _SEED.get() is not None
+
+
+def current_seed() -> int:
+    """Return the schedule seed of the enclosing `active` block, 0 outside."""
+    return _SEED.get() or 0

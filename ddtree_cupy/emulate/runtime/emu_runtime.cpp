@@ -1,0 +1,205 @@
+// emu_runtime.cpp: launches, the life of a thread, and failure.
+#include "emu_scheduler.h"
+#include "emu_async_queue.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+emu_context emu_ctx;
+
+#if !defined(EMU_UCONTEXT)
+// Saves the callee-saved registers on this stack, changes stacks, restores theirs.
+asm(".text\n.globl emu_swap\n.hidden emu_swap\n.type emu_swap,@function\nemu_swap:\n"
+    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+    "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
+    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
+    ".size emu_swap,.-emu_swap\n");
+#endif
+
+namespace emu_rt {
+Scheduler S;
+static std::vector<emu_async_queue> queues;  // one per thread of the block
+
+// Sets flush-to-zero and denormals-are-zero for the life of the object. The FPU has one switch for both widths, so
+// float64 subnormals are flushed as well.
+class FlushSubnormals {
+ public:
+  explicit FlushSubnormals(bool on) {
+#if defined(__x86_64__)
+    saved_ = _mm_getcsr();
+    if (on) _mm_setcsr(saved_ | 0x8040u);
+#elif defined(__aarch64__)
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (on) asm volatile("msr fpcr, %0" ::"r"(saved_ | (1ull << 24)));
+#else
+    (void)on;
+#endif
+  }
+  ~FlushSubnormals() {
+#if defined(__x86_64__)
+    _mm_setcsr(unsigned(saved_));
+#elif defined(__aarch64__)
+    asm volatile("msr fpcr, %0" ::"r"(saved_));
+#endif
+  }
+
+ private:
+  uint64_t saved_ = 0;
+};
+
+static void fill_poison(char* begin, size_t bytes) {  // not memset: a sanitizer would check the red zones
+#if defined(__x86_64__)
+  asm volatile("rep stosb" : "+D"(begin), "+c"(bytes) : "a"(0xFF) : "memory");
+#else
+  for (volatile char* p = begin; bytes; ++p, --bytes) *p = char(0xFF);
+#endif
+}
+
+static void entry() {
+  on_fiber_entry(S.host_stack);
+  EMU_ACQUIRE(&S.start_tag);
+  S.thunk(S.args);
+
+  Fiber& me = *S.current;
+  set_waiting(me, State::done, emu_where{"", 0});
+  --S.alive;
+  EMU_RELEASE(&S.done_tag);
+  leave_barriers(me);
+  if (S.alive)
+    yield();
+  else
+    run(S.host);
+  abort();  // nobody switches back to a finished thread
+}
+
+static bool check_launch(const emu_launch& l, uint64_t threads) {
+  bool good = threads && threads <= 1024 && l.block[2] <= 64 && l.grid[0] && l.grid[0] <= 2147483647u && l.grid[1] &&
+              l.grid[1] <= 65535 && l.grid[2] && l.grid[2] <= 65535;
+  if (!good)
+    snprintf(l.error, l.error_bytes, "no GPU accepts grid (%u,%u,%u) block (%u,%u,%u)", l.grid[0], l.grid[1],
+             l.grid[2], l.block[0], l.block[1], l.block[2]);
+  return good;
+}
+
+static void allocate_threads(unsigned n) {
+  size_t have = S.fibers.size();
+  if (have < n) {
+    S.fibers.resize(n);
+    for (size_t i = have; i < n; ++i) allocate_stack(S.fibers[i]);
+  }
+  if (queues.size() < n) queues.resize(n);
+#if defined(EMU_TSAN)
+  for (unsigned i = 0; i < n; ++i)
+    if (!S.fibers[i].tsan) S.fibers[i].tsan = __tsan_create_fiber(0);
+  S.host.tsan = __tsan_get_current_fiber();
+#endif
+  unsigned warps = (n + 31) / 32;
+  if (S.warps.size() < warps) S.warps.resize(warps);
+  S.order.assign((n + 63) / 64 * 64, 0);
+  S.position.assign(n, 0);
+  S.ready.assign((n + 63) / 64, 0);
+  S.num_threads = n;
+}
+
+static void shuffle_threads(unsigned n) {
+  for (unsigned i = 0; i < n; ++i) S.order[i] = i;
+  for (unsigned i = n - 1; emu_ctx.random_schedule && i; --i) std::swap(S.order[i], S.order[next_random() % (i + 1)]);
+  for (unsigned i = 0; i < n; ++i) S.position[S.order[i]] = i;
+}
+
+static void run_block(unsigned n, const unsigned* dim) {
+  reset_barriers();
+  shuffle_threads(n);
+  for (unsigned w = 0; w * 32 < n; ++w) {
+    S.warps[w].num_groups = 0;
+    S.warps[w].live = n - w * 32 >= 32 ? ~0u : (1u << (n - w * 32)) - 1;
+  }
+  for (unsigned i = 0; i < n; ++i) {
+    Fiber& fiber = S.fibers[i];
+    fiber.linear = i;
+    fiber.index = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
+    queues[i].reset();
+    prepare(fiber, entry);
+    set_ready(fiber);
+  }
+  S.alive = n;
+  S.current = &S.host;
+  EMU_RELEASE(&S.start_tag);
+  run(*next_ready(0));
+  EMU_ACQUIRE(&S.done_tag);
+}
+
+}  // namespace emu_rt
+
+using namespace emu_rt;
+
+EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
+  emu_launch& l = *launch;
+  uint64_t threads = uint64_t(l.block[0]) * l.block[1] * l.block[2];
+  l.error[0] = 0;
+  if (!check_launch(l, threads)) return 1;
+  unsigned n = unsigned(threads);
+  S.launch = launch;
+  S.thunk = thunk;
+  S.args = args;
+  S.failed = false;
+  S.switches = 0;
+  S.random_state = l.seed * 0x9E3779B97F4A7C15ull + 1;
+  S.host_stack = HostStack();
+  allocate_threads(n);
+  emu_ctx.block_dim = {l.block[0], l.block[1], l.block[2]};
+  emu_ctx.grid_dim = {l.grid[0], l.grid[1], l.grid[2]};
+  emu_ctx.dynamic_bytes = l.shared_bytes;
+  emu_ctx.random_schedule = l.seed != 0;
+
+  FlushSubnormals flush(l.flush_subnormals);
+  uint64_t blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
+  for (uint64_t i = 0; i < blocks && !S.failed; ++i) {
+    uint64_t block = l.seed & 1 ? blocks - 1 - i : i;  // odd seeds run the blocks backwards
+    emu_ctx.block_idx = {unsigned(block % l.grid[0]), unsigned(block / l.grid[0] % l.grid[1]),
+                         unsigned(block / l.grid[0] / l.grid[1])};
+    fill_poison(l.static_begin, l.static_end - l.static_begin);
+    void* dynamic = nullptr;
+    if (l.shared_bytes && posix_memalign(&dynamic, 128, l.shared_bytes)) {
+      snprintf(l.error, l.error_bytes, "no memory for %llu bytes of dynamic shared memory",
+               (unsigned long long)l.shared_bytes);
+      return 1;
+    }
+    if (dynamic) fill_poison(static_cast<char*>(dynamic), l.shared_bytes);
+    emu_ctx.dynamic_shared = dynamic;
+    run_block(n, l.block);
+    free(dynamic);
+  }
+  l.switches = S.switches;
+#if defined(EMU_TSAN)
+  if (S.failed)  // their shadow call stacks are in the middle of the kernel
+    for (Fiber& fiber : S.fibers)
+      if (fiber.tsan) {
+        __tsan_destroy_fiber(fiber.tsan);
+        fiber.tsan = nullptr;
+      }
+#endif
+  return S.failed;
+}
+
+EMU_API void emu_fail(emu_where where, const char* format, ...) {
+  if (!S.failed) {
+    S.failed = true;
+    char* out = S.launch->error;
+    size_t room = S.launch->error_bytes;
+    const emu_uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
+    int used = snprintf(out, room, "block (%u,%u,%u) thread (%u,%u,%u): %s:%d: ", b.x, b.y, b.z, t.x, t.y, t.z,
+                        where.file, where.line);
+    va_list list;
+    va_start(list, format);
+    if (used > 0 && size_t(used) < room) vsnprintf(out + used, room - used, format, list);
+    va_end(list);
+  }
+  run(S.host);
+  abort();
+}
+
+EMU_API unsigned emu_live_mask(void) { return S.warps[S.current->linear >> 5].live; }
+EMU_API uint64_t emu_random(void) { return next_random(); }
+EMU_API emu_async_queue* emu_thread_queue(void) { return &queues[S.current->linear]; }

@@ -1,0 +1,74 @@
+// emu_runtime.h: what translated kernels may ask of the emulator runtime.
+//
+// One CUDA block runs on one host thread; each CUDA thread of the block is a fiber. A fiber gives way only inside
+// the functions below, so everything between two of them is atomic as far as the schedule is concerned.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#define EMU_API extern "C" __attribute__((visibility("default")))
+
+struct emu_uint3 {
+  unsigned x, y, z;
+};
+
+// A place in the kernel source, as the `#line` directives of the flattened text name it.
+struct emu_where {
+  const char* file;
+  int line;
+};
+#define EMU_HERE (emu_where{__FILE__, __LINE__})
+
+// The fiber that runs now.
+struct emu_context {
+  emu_uint3 thread_idx, block_idx, block_dim, grid_dim;
+  unsigned lane, linear;       // linear = x + dim.x * (y + dim.y * z), lane = linear % 32
+  void* dynamic_shared;        // exactly `dynamic_bytes` long; null when 0
+  size_t dynamic_bytes;
+  unsigned random_schedule;    // 0 for seed 0
+};
+EMU_API emu_context emu_ctx;
+
+// One launch, filled by Python (ctypes twin: emulate/_native.py).
+struct emu_launch {
+  unsigned grid[3], block[3];
+  uint64_t shared_bytes;       // dynamic shared memory
+  char *static_begin, *static_end;  // the section that holds every `__shared__` object of the module
+  uint64_t seed;               // 0: threads and blocks in index order, else a pseudo-random schedule
+  unsigned strict;             // 1: report barrier and mask misuse that some GPUs would forgive
+  unsigned flush_subnormals;   // 1: the FPU treats subnormals as zero, as CuPy's -ftz=true does
+  char* error;                 // message out
+  uint64_t error_bytes;
+  uint64_t switches;           // fiber switches done, out
+};
+typedef void (*emu_thunk)(void** args);
+EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args);  // 0 or, with `error` filled, 1
+
+// Ends the launch with a message that names block, thread and place. Does not return.
+EMU_API void emu_fail(emu_where where, const char* format, ...) __attribute__((noreturn, format(printf, 2, 3)));
+
+// __syncthreads and its relatives; `kind` 0 plain, 1 count, 2 and, 3 or.
+EMU_API int emu_syncthreads(emu_where where, int kind, int predicate);
+
+// Warp collective. Deposits up to 16 bytes and returns the 32 deposits (16-byte slots), valid until the second next
+// collective on this mask. `op` tells operations apart, `arrived` receives the lanes that took part.
+EMU_API const unsigned char* emu_collect(unsigned mask, int op, const void* in, unsigned bytes, unsigned* arrived,
+                                         emu_where where);
+
+// Warp collective for host twins of PTX instructions: every lane deposits a pointer, the last one to arrive runs
+// `fn(lanes)` once (lanes[i] is null for lanes outside the mask), then all go on.
+EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void** lanes), emu_where where);
+
+// bar.sync / bar.arrive `id` (0..15) for `count` threads. The last thread to arrive runs `fn(deposits, count)` if
+// given, with the pointers in the order of thread numbers (a twin of a warpgroup-wide instruction).
+EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(void** deposits, unsigned count),
+                               emu_where where);
+EMU_API void emu_named_arrive(int id, unsigned count, emu_where where);
+
+// Blocks this thread until `ready(state)` is true (twin of an mbarrier wait). A wait that can never end is a
+// reported deadlock.
+EMU_API void emu_wait_until(int (*ready)(void* state), void* state, emu_where where);
+
+EMU_API unsigned emu_live_mask(void);      // lanes of this warp that have not left the kernel
+EMU_API uint64_t emu_random(void);         // next number of the schedule's generator
+EMU_API struct emu_async_queue* emu_thread_queue(void);  // this thread's pending cp.async copies (emu_async.h)

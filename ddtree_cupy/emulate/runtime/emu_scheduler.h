@@ -1,0 +1,155 @@
+// emu_scheduler.h: which fiber runs next, and how a launch is ended with a message.
+#pragma once
+#include <cstdarg>
+#include <vector>
+
+#include "emu_fiber.h"
+
+namespace emu_rt {
+
+// Lanes that meet under one mask. Deposits are double-buffered: a lane may reach the next collective before a slow
+// one has read the results of this one.
+struct WarpGroup {
+  unsigned mask, arrived, expected, generation;
+  int op;
+  emu_where where;
+  alignas(16) unsigned char deposits[2][32][16];
+  void* pointers[32];
+};
+struct Warp {
+  unsigned live = 0;
+  int num_groups = 0;
+  WarpGroup groups[33];
+};
+struct BlockBarrier {
+  unsigned arrived = 0, generation = 0;
+  emu_where where{"", 0};
+  int kind = 0, accumulated = 0, result[2] = {0, 0};
+};
+struct NamedBarrier {
+  unsigned count = 0, arrived = 0;
+  void* deposits[1024] = {};
+};
+
+struct Scheduler {
+  emu_launch* launch = nullptr;
+  emu_thunk thunk = nullptr;
+  void** args = nullptr;
+  bool failed = false;
+  uint64_t random_state = 1, switches = 0;
+
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<unsigned> order, position;  // schedule order -> thread, and back
+  std::vector<uint64_t> ready;            // bit per place in `order`
+  unsigned num_threads = 0, alive = 0, waiting_on_condition = 0;
+  Fiber* current = nullptr;
+  Fiber host;
+  HostStack host_stack;
+
+  BlockBarrier barrier;
+  NamedBarrier named[16];
+  char start_tag = 0, done_tag = 0, barrier_tag = 0;  // addresses that order threads for TSan
+};
+extern Scheduler S;
+
+inline uint64_t next_random() {
+  S.random_state ^= S.random_state << 13;
+  S.random_state ^= S.random_state >> 7;
+  S.random_state ^= S.random_state << 17;
+  return S.random_state;
+}
+
+inline bool same_place(emu_where a, emu_where b) {
+  return a.line == b.line && (a.file == b.file || !strcmp(a.file, b.file));
+}
+
+inline void set_ready(Fiber& fiber) {
+  fiber.state = State::ready;
+  unsigned place = S.position[fiber.linear];
+  S.ready[place >> 6] |= 1ull << (place & 63);
+}
+inline void set_waiting(Fiber& fiber, State state, emu_where where) {
+  fiber.state = state;
+  fiber.where = where;
+  unsigned place = S.position[fiber.linear];
+  S.ready[place >> 6] &= ~(1ull << (place & 63));
+}
+
+// Leaves the current fiber and runs `to`; returns when someone switches back.
+inline void run(Fiber& to) {
+  Fiber& from = *S.current;
+  S.current = &to;
+  ++S.switches;
+  bool to_host = &to == &S.host;
+  if (!to_host) {
+    emu_ctx.thread_idx = to.index;
+    emu_ctx.linear = to.linear;
+    emu_ctx.lane = to.linear & 31;
+  }
+  switch_stacks(from, to, &from == &S.host, to_host, S.host_stack);
+}
+
+// The next ready fiber in schedule order, starting at place `from`; null when all wait.
+inline Fiber* next_ready(unsigned from) {
+  unsigned words = S.ready.size(), word = (from >> 6) % words;
+  uint64_t bits = S.ready[word] & (~0ull << (from & 63));
+  for (unsigned i = 0; i <= words; ++i) {
+    if (bits) return &S.fibers[S.order[(word << 6) + __builtin_ctzll(bits)]];
+    word = word + 1 == words ? 0 : word + 1;
+    bits = S.ready[word];
+  }
+  return nullptr;
+}
+
+inline void poll_conditions() {
+  for (unsigned i = 0; S.waiting_on_condition && i < S.num_threads; ++i) {
+    Fiber& fiber = S.fibers[i];
+    if (fiber.state == State::condition && fiber.ready(fiber.ready_state)) {
+      --S.waiting_on_condition;
+      set_ready(fiber);
+    }
+  }
+}
+
+[[noreturn]] inline void report_deadlock() {
+  static const char* const kNames[] = {"", "__syncthreads", "a named barrier", "a warp operation", "a wait"};
+  char text[1024];
+  int used = 0;
+  unsigned shown = 0, waiting = 0;
+  text[0] = 0;
+  for (unsigned i = 0; i < S.num_threads; ++i) {
+    const Fiber& f = S.fibers[i];
+    if (f.state == State::ready || f.state == State::done) continue;
+    ++waiting;
+    if (shown == 6) continue;
+    ++shown;
+    used += snprintf(text + used, sizeof text - used, "%s thread (%u,%u,%u) in %s at %.80s:%d", shown > 1 ? "," : "",
+                     f.index.x, f.index.y, f.index.z, kNames[int(f.state)], f.where.file, f.where.line);
+    if (f.state == State::warp_op) used += snprintf(text + used, sizeof text - used, " (mask %08x)", f.mask);
+  }
+  emu_fail(S.current->where, "deadlock: %u threads wait for one another:%s%s", waiting, text,
+           waiting > shown ? ", ..." : "");
+}
+
+// Gives way after the current fiber was marked as waiting; returns when it is ready again.
+inline void yield() {
+  Fiber& me = *S.current;
+  bool random = emu_ctx.random_schedule;
+  if (random && S.waiting_on_condition && (next_random() & 3) == 0) poll_conditions();
+  unsigned from = random ? next_random() % S.num_threads : S.position[me.linear] + 1;
+  if (from == S.num_threads) from = 0;
+  Fiber* next = next_ready(from);
+  if (!next) {
+    poll_conditions();
+    next = next_ready(from);
+  }
+  if (!next) report_deadlock();
+  if (next != &me) run(*next);
+}
+
+// emu_sync.cpp: what a thread that leaves the kernel changes for those who wait.
+void leave_barriers(Fiber& fiber);
+void reset_barriers();
+
+}  // namespace emu_rt

@@ -1,0 +1,217 @@
+// emu_sync.cpp: block barriers, named barriers and warp collectives.
+#include "emu_scheduler.h"
+
+namespace emu_rt {
+
+static void release_block_barrier() {
+  BlockBarrier& b = S.barrier;
+  b.result[b.generation & 1] = b.accumulated;
+  ++b.generation;
+  b.arrived = 0;
+  EMU_ACQUIRE(&S.barrier_tag);
+  EMU_RELEASE(&S.barrier_tag);
+  for (unsigned i = 0; i < S.num_threads; ++i)
+    if (S.fibers[i].state == State::block_barrier) set_ready(S.fibers[i]);
+}
+
+static void release_group(WarpGroup& group, unsigned warp) {
+  group.arrived = 0;
+  ++group.generation;
+  for (unsigned lanes = group.expected; lanes; lanes &= lanes - 1) {
+    Fiber& fiber = S.fibers[warp * 32 + __builtin_ctz(lanes)];
+    if (fiber.state == State::warp_op && fiber.mask == group.mask) set_ready(fiber);
+  }
+}
+
+void leave_barriers(Fiber& fiber) {
+  unsigned warp_index = fiber.linear >> 5;
+  Warp& warp = S.warps[warp_index];
+  unsigned bit = 1u << (fiber.linear & 31);
+  warp.live &= ~bit;
+  if (S.alive && S.barrier.arrived) {
+    if (S.launch->strict)
+      emu_fail(S.barrier.where, "a thread left the kernel while %u threads wait in this __syncthreads",
+               S.barrier.arrived);
+    if (S.barrier.arrived == S.alive) release_block_barrier();
+  }
+  for (int i = 0; i < warp.num_groups; ++i) {
+    WarpGroup& group = warp.groups[i];
+    if (!group.arrived || !(group.mask & bit)) continue;
+    if (S.launch->strict)
+      emu_fail(group.where, "a lane of mask %08x left the kernel while others wait in this warp operation",
+               group.mask);
+    if (group.arrived == (group.mask & warp.live)) {
+      group.expected = group.arrived;
+      release_group(group, warp_index);
+    }
+  }
+}
+
+void reset_barriers() {
+  S.barrier = BlockBarrier();
+  for (NamedBarrier& barrier : S.named)
+    if (barrier.count) barrier = NamedBarrier();  // 8 KiB each: only those that were used
+  S.waiting_on_condition = 0;
+}
+
+static WarpGroup& group_for(Warp& warp, unsigned mask, emu_where where) {
+  for (int i = 0; i < warp.num_groups; ++i)
+    if (warp.groups[i].mask == mask) return warp.groups[i];
+  if (warp.num_groups < 33) {
+    WarpGroup& group = warp.groups[warp.num_groups++];
+    group.mask = mask;
+    group.arrived = group.generation = 0;
+    return group;
+  }
+  for (WarpGroup& group : warp.groups)
+    if (!group.arrived) {
+      group.mask = mask;
+      return group;
+    }
+  emu_fail(where, "more than 33 warp operations are pending in one warp");
+}
+
+static WarpGroup& arrive(unsigned mask, int op, emu_where where, bool& last) {
+  Warp& warp = S.warps[S.current->linear >> 5];
+  unsigned lane = S.current->linear & 31;
+  if (!(mask >> lane & 1)) emu_fail(where, "lane %u is not in its own mask %08x", lane, mask);
+  if (S.launch->strict && (mask & ~warp.live))
+    emu_fail(where, "mask %08x names lanes that left the kernel or do not exist (live lanes %08x)", mask, warp.live);
+  WarpGroup& group = group_for(warp, mask, where);
+  if (!group.arrived) {
+    group.op = op;
+    group.where = where;
+    memset(group.pointers, 0, sizeof group.pointers);
+  } else if (group.op != op || (S.launch->strict && !same_place(group.where, where))) {
+    emu_fail(where, "lanes of mask %08x are in different warp operations (the others are at %s:%d)", mask,
+             group.where.file, group.where.line);
+  }
+  group.arrived |= 1u << lane;
+  last = group.arrived == (mask & warp.live);
+  return group;
+}
+
+static void wait_for_group(WarpGroup& group, bool last) {
+  EMU_RELEASE(&group);
+  if (last) {
+    EMU_ACQUIRE(&group);
+    EMU_RELEASE(&group);
+    group.expected = group.arrived;
+    release_group(group, S.current->linear >> 5);
+  } else {
+    S.current->mask = group.mask;
+    set_waiting(*S.current, State::warp_op, group.where);
+    yield();
+  }
+  EMU_ACQUIRE(&group);
+}
+
+static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where where) {
+  if (id < 0 || id > 15) emu_fail(where, "named barrier %d: ids are 0 to 15", id);
+  if (!count || count % 32) emu_fail(where, "named barrier %d: %u threads is no multiple of 32", id, count);
+  NamedBarrier& barrier = S.named[id];
+  if (barrier.arrived && barrier.count != count)
+    emu_fail(where, "named barrier %d is used with %u and with %u threads", id, barrier.count, count);
+  barrier.count = count;
+  barrier.deposits[S.current->linear] = mine;
+  ++barrier.arrived;
+  EMU_RELEASE(&barrier);
+  return barrier;
+}
+
+static void complete_named(int id, NamedBarrier& barrier) {
+  barrier.arrived = 0;
+  memset(barrier.deposits, 0, sizeof barrier.deposits);
+  EMU_ACQUIRE(&barrier);
+  EMU_RELEASE(&barrier);
+  for (unsigned i = 0; i < S.num_threads; ++i)
+    if (S.fibers[i].state == State::named_barrier && S.fibers[i].barrier == id) set_ready(S.fibers[i]);
+}
+
+}  // namespace emu_rt
+
+using namespace emu_rt;
+
+EMU_API int emu_syncthreads(emu_where where, int kind, int predicate) {
+  BlockBarrier& b = S.barrier;
+  if (S.launch->strict && S.alive != S.num_threads)
+    emu_fail(where, "__syncthreads after %u threads of the block left the kernel", S.num_threads - S.alive);
+  if (!b.arrived) {
+    b.where = where;
+    b.kind = kind;
+    b.accumulated = kind == 2;
+  } else if (b.kind != kind || (S.launch->strict && !same_place(b.where, where))) {
+    emu_fail(where, "__syncthreads while %u threads wait in another one, at %s:%d", b.arrived, b.where.file,
+             b.where.line);
+  }
+  if (kind == 1) b.accumulated += predicate != 0;
+  if (kind == 2) b.accumulated &= predicate != 0;
+  if (kind == 3) b.accumulated |= predicate != 0;
+  EMU_RELEASE(&S.barrier_tag);
+  unsigned generation = b.generation;
+  ++b.arrived;
+  set_waiting(*S.current, State::block_barrier, where);
+  if (b.arrived == S.alive) release_block_barrier();
+  yield();
+  EMU_ACQUIRE(&S.barrier_tag);
+  return b.result[generation & 1];
+}
+
+EMU_API const unsigned char* emu_collect(unsigned mask, int op, const void* in, unsigned bytes, unsigned* arrived,
+                                         emu_where where) {
+  bool last;
+  WarpGroup& group = arrive(mask, op, where, last);
+  unsigned phase = group.generation & 1;
+  if (bytes) memcpy(group.deposits[phase][S.current->linear & 31], in, bytes);
+  wait_for_group(group, last);
+  *arrived = group.expected;
+  return &group.deposits[phase][0][0];
+}
+
+EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void** lanes), emu_where where) {
+  bool last;
+  WarpGroup& group = arrive(mask, op, where, last);
+  group.pointers[S.current->linear & 31] = mine;
+  EMU_RELEASE(&group);
+  if (last) {
+    EMU_ACQUIRE(&group);
+    fn(group.pointers);
+  }
+  wait_for_group(group, last);
+}
+
+EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(void** deposits, unsigned count),
+                               emu_where where) {
+  NamedBarrier& barrier = arrive_named(id, count, mine, where);
+  if (barrier.arrived == count) {
+    EMU_ACQUIRE(&barrier);
+    if (fn) {
+      void* deposits[1024];
+      unsigned n = 0;
+      for (unsigned i = 0; i < S.num_threads; ++i)
+        if (barrier.deposits[i]) deposits[n++] = barrier.deposits[i];
+      fn(deposits, n);
+    }
+    complete_named(id, barrier);
+  } else {
+    S.current->barrier = id;
+    set_waiting(*S.current, State::named_barrier, where);
+    yield();
+  }
+  EMU_ACQUIRE(&barrier);
+}
+
+EMU_API void emu_named_arrive(int id, unsigned count, emu_where where) {
+  NamedBarrier& barrier = arrive_named(id, count, nullptr, where);
+  if (barrier.arrived == count) complete_named(id, barrier);
+}
+
+EMU_API void emu_wait_until(int (*ready)(void* state), void* state, emu_where where) {
+  if (!ready(state)) {
+    S.current->ready = ready;
+    S.current->ready_state = state;
+    ++S.waiting_on_condition;
+    set_waiting(*S.current, State::condition, where);
+    yield();
+  }
+}

@@ -1,0 +1,1 @@
+// cuda_runtime_api.h: its contents come from ddtree_emulate.h, which is always included.

@@ -1,0 +1,1 @@
+// vector_types.h: its contents come from ddtree_emulate.h, which is always included.

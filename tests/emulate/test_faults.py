@@ -1,0 +1,112 @@
+"""Wrong kernels are reported, with block, thread and source line."""
+
+import numpy as np
+import pytest
+
+from ddtree_cupy import emulate
+from ddtree_cupy.errors import EmulatorError
+
+pytestmark = pytest.mark.emulate
+
+
+def run(body, *, threads=64, blocks=1, seed=0, shared_mem=0, n=64, strict=True):
+    code = f'extern "C" __global__ void k(float* x) {{\n{body}\n}}'
+    x = np.zeros(n, np.float32)
+    emulate.Module(code, strict=strict).get_function("k")((blocks,), (threads,), (x,), shared_mem, seed)
+    return x
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("if (threadIdx.x < 40) __syncthreads();\nelse __syncthreads();", r"kernel\.cu:[23]: __syncthreads while"),
+        ("if (threadIdx.x == 5) return;\n__syncthreads();", r"kernel\.cu:3: .*left the kernel"),
+        ("if (threadIdx.x < 7)\n__syncthreads();", r"kernel\.cu:3: .*left the kernel"),
+        ("float v = 1;\nif (threadIdx.x & 1)\nv = __shfl_xor_sync(~0u, v, 2);\nx[0] = v;", r"kernel\.cu:4: .*left"),
+        ("if (threadIdx.x < 16) __syncwarp();\nelse __ballot_sync(~0u, 1);", r"kernel\.cu:[23]: .*different warp"),
+        ("x[threadIdx.x] = __shfl_sync(0xffffu << (threadIdx.x & 16), 1.f, 20);", r"kernel\.cu:2: .*takes no part"),
+        ("__shfl_sync(0xffu, 1.f, 0);", r"kernel\.cu:2: lane \d+ is not in its own mask 000000ff"),
+        (
+            "if (threadIdx.x && threadIdx.x < 32) __syncwarp(); else __syncthreads();",
+            r"deadlock: 64 threads .* thread \(0,0,0\) in __syncthreads at kernel\.cu:2, .*:2 \(mask ffffffff\)",
+        ),
+        ("assert(threadIdx.x < 60);", r"thread \(6\d,0,0\): kernel\.cu:2: assert\(threadIdx.x < 60\) failed"),
+        ("if (threadIdx.x == 9)\n__trap();", r"thread \(9,0,0\): kernel\.cu:3: __trap"),
+    ],
+    ids=["barriers", "exit", "partial", "shuffle", "ops", "absent", "mask", "deadlock", "assert", "trap"],
+)
+def test_misuse_is_reported(body, message, seed):
+    with pytest.raises(EmulatorError, match=message):
+        run(body, seed=seed)
+    assert run("x[threadIdx.x] = 1;").sum() == 64  # the emulator is fine afterwards
+
+
+def test_partial_warp_names_the_missing_lanes():
+    with pytest.raises(EmulatorError, match=r"block \(1,0,0\) .*mask ffffffff .*live lanes 0000ffff"):
+        run("if (blockIdx.x == 1) x[0] = __shfl_down_sync(0xffffffffu, 1.f, 1);", threads=16, blocks=2)
+
+
+def test_forgiven_misuse_runs_without_strict():
+    body = "if (threadIdx.x == 5) return;\n__syncthreads();\nx[threadIdx.x] = 1;"
+    assert run(body, strict=False).sum() == 63
+
+
+@pytest.mark.parametrize("declaration", ["__shared__ float s[64];", "extern __shared__ float s[];"])
+@pytest.mark.parametrize("seed", range(3))
+def test_uninitialised_shared_memory_is_nan(declaration, seed):
+    body = (
+        f"{declaration}\nif (threadIdx.x < 10) s[threadIdx.x] = 1;\n__syncthreads();\nx[threadIdx.x] = s[threadIdx.x];"
+    )
+    for _ in range(2):  # the second launch must not see the values of the first
+        x = run(body, seed=seed, shared_mem=256, blocks=2)
+        assert np.isnan(x[10:]).all()
+        assert (x[:10] == 1).all()
+
+
+def test_missing_barrier_gives_results_that_depend_on_the_schedule():
+    body = "__shared__ float s[64];\ns[threadIdx.x] = threadIdx.x;\n{}\nx[threadIdx.x] = s[63 - threadIdx.x];"
+    good = [run(body.format("__syncthreads();"), seed=seed) for seed in range(6)]
+    bad = [run(body.format(""), seed=seed) for seed in range(6)]
+    assert all(np.array_equal(x, np.arange(63, -1, -1)) for x in good)
+    assert len({x.tobytes() for x in bad}) > 1
+
+
+def test_missing_second_barrier_in_a_loop_is_found_by_some_seed():
+    body = """__shared__ float s[64];
+    float a = 0;
+    for (int i = 0; i < 4; ++i) {{
+      s[threadIdx.x] = i;
+      __syncthreads();
+      a += s[63 - threadIdx.x];
+      {}
+    }}
+    x[threadIdx.x] = a;"""
+    assert all((run(body.format("__syncthreads();"), seed=seed) == 6).all() for seed in range(6))
+    assert not all((run(body.format(""), seed=seed) == 6).all() for seed in range(6))
+
+
+def test_blocks_run_backwards_for_odd_seeds():
+    body = "if (threadIdx.x == 0) x[0] = blockIdx.x;"
+    assert run(body, blocks=5, seed=2)[0] == 4
+    assert run(body, blocks=5, seed=3)[0] == 0
+
+
+def test_same_seed_gives_the_same_schedule():
+    body = "__shared__ int n;\nif (threadIdx.x == 0) n = 0;\n__syncthreads();\nx[threadIdx.x] = atomicAdd(&n, 1);"
+    first = [run(body, seed=seed) for seed in range(4)]
+    second = [run(body, seed=seed) for seed in range(4)]
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert len({x.tobytes() for x in first}) == 4
+    assert first[0].tolist() == list(range(64))
+
+
+def test_lines_are_those_of_the_included_file(tmp_path):
+    (tmp_path / "help.cuh").write_text("#pragma once\n\n__device__ inline void meet() {\n  __syncthreads();\n}\n")
+    (tmp_path / "main.cu").write_text(
+        '#include "help.cuh"\nextern "C" __global__ void k() {\n  if (threadIdx.x) meet();\n  __syncthreads();\n}\n'
+    )
+    with pytest.raises(
+        EmulatorError, match=r"main\.cu:4: __syncthreads while .*at help\.cuh:4|help\.cuh:4: .*main\.cu:4"
+    ):
+        emulate.Module(tmp_path / "main.cu").get_function("k")((1,), (32,), ())
