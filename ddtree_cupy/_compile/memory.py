@@ -1,6 +1,7 @@
 """Results and scratch of a kernel call: NumPy arrays for the emulator, CuPy arrays for a GPU."""
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from ddtree_cupy.errors import ArgumentError, DTypeError
 Array = Any
 
 ALIGNMENT = 256  # bytes, for every piece of a workspace
+EMULATED_SHARED_LIMIT = 227 * 1024  # bytes; that of sm_90
 
 
 def empty(backend: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -42,6 +44,22 @@ def require_given(function: str, backend: str, **given: Any) -> None:
             f"{function}: the stream captures a CUDA graph, so pass {listed}; memory allocated here may be reused "
             f"before the graph is replayed"
         )
+
+
+def shared_limit(backend: str) -> int:
+    """Return the shared memory in bytes, static plus dynamic, that one block may use on the current device."""
+    if backend == "emulate":
+        return EMULATED_SHARED_LIMIT
+    import cupy
+
+    return _device_shared_limit(cupy.cuda.runtime.getDevice())
+
+
+@cache
+def _device_shared_limit(device: int) -> int:
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
 class Workspace:

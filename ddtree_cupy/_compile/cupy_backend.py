@@ -1,0 +1,110 @@
+"""Backend `cupy`: kernels through `cupy.RawModule`, on the current device and CuPy's current stream."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ddtree_cupy._compile.launch import Dimensions
+from ddtree_cupy._compile.spec import KernelSpec
+from ddtree_cupy.errors import CompileError, LayoutError, MissingGPUError, UnsupportedError
+
+# Blocks may use this much, static plus dynamic, without opting in.
+_DEFAULT_SHARED_BYTES = 48 * 1024
+
+
+def current_device() -> int:
+    """Return CuPy's current device; raise `MissingGPUError` where there is none."""
+    try:
+        import cupy
+    except Exception as error:  # an unwritable cache folder raises OSError at import
+        raise MissingGPUError(
+            f"CuPy cannot be imported ({type(error).__name__}: {error}); pip install 'ddtree-cupy[cuda13]'"
+        ) from error
+    try:
+        return int(cupy.cuda.runtime.getDevice())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise MissingGPUError(
+            f"no usable GPU ({error}); on the CPU use NumPy arrays, inside ddtree_cupy.emulate.active() "
+            "to run the CUDA kernels"
+        ) from error
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Return the version of the NVRTC that CuPy uses."""
+    from cupy.cuda import nvrtc
+
+    major, minor = nvrtc.getVersion()
+    return int(major), int(minor)
+
+
+class CupyKernel:
+    """One kernel compiled for one device."""
+
+    def __init__(self, spec: KernelSpec, device: int) -> None:
+        import cupy
+
+        self.array_type: type[Any] = cupy.ndarray
+        self._device = device
+        self._label = spec.label
+        properties = cupy.cuda.Device(device)
+        arch = f"sm_{properties.compute_capability}"
+        optin = int(properties.attributes["MaxSharedMemoryPerBlockOptin"])
+        options = (*spec.compiler_options, *_arch_options(spec, arch))
+        try:
+            module = cupy.RawModule(
+                code=spec.text(), options=options, name_expressions=(spec.entry,) if spec.is_template else None
+            )
+            self._kernel = module.get_function(spec.entry)
+            static = int(self._kernel.shared_size_bytes)
+        except cupy.cuda.compiler.CompileException as error:
+            version = ".".join(map(str, nvrtc_version()))
+            raise CompileError(
+                f"{spec.label} for {spec.arch_specific or arch} by NVRTC {version} with {' '.join(options)}:\n{error}"
+            ) from error
+        self.max_shared_bytes = optin - static
+        # Opting in is a driver call, unsafe during graph capture: do it once, for any later launch.
+        if spec.max_shared_bytes > _DEFAULT_SHARED_BYTES or spec.shared_bytes is not None:
+            self._kernel.max_dynamic_shared_size_bytes = self.max_shared_bytes
+            self._granted = self.max_shared_bytes
+        else:
+            self._granted = _DEFAULT_SHARED_BYTES - static
+
+    def check_device(self, array: Any, describe: Callable[[], str]) -> None:
+        """Raise `LayoutError` for an array on another device."""
+        if array.device.id != self._device:
+            raise LayoutError(f"{describe()} is on device {array.device.id}, the current device is {self._device}")
+
+    def launch(self, grid: Dimensions, block: Dimensions, args: tuple[Any, ...], shared_mem: int) -> None:
+        """Launch on the current stream."""
+        if shared_mem > self._granted:
+            self._kernel.max_dynamic_shared_size_bytes = self.max_shared_bytes
+            self._granted = self.max_shared_bytes
+        self._kernel(grid, block, args, shared_mem=shared_mem)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """Registers, local and shared bytes, as the driver reports them."""
+        return dict(self._kernel.attributes)
+
+
+def _arch_options(spec: KernelSpec, arch: str) -> tuple[str, ...]:
+    if spec.arch_specific is None:
+        return ()
+    if spec.arch_specific != f"{arch}a":
+        raise UnsupportedError(f"{spec.label} runs on {spec.arch_specific} only, this device is {arch}")
+    version = nvrtc_version()
+    if version < (12, 9):
+        raise UnsupportedError(
+            f"{spec.label} needs NVRTC 12.9 or later for {spec.arch_specific}, CuPy uses {version[0]}.{version[1]}"
+        )
+    # CuPy appends its own -arch=sm_90; from 12.9 on NVRTC takes both and keeps the features of the first.
+    return (f"-arch={spec.arch_specific}",)
+
+
+def device_key() -> int:
+    """Return what compiled kernels are kept apart by."""
+    return current_device()
+
+
+def compile_kernel(spec: KernelSpec, device: int) -> CupyKernel:
+    """Compile `spec` for the current device."""
+    return CupyKernel(spec, device)
