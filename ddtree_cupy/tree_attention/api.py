@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._check import FLOATS_AND_F64, Checker, deliver_arrays
+from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker, deliver_arrays
+from ddtree_cupy._dispatch import backend_of
 from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
-from ddtree_cupy.errors import ArgumentError, DTypeError, UnsupportedError
-from ddtree_cupy.tree_attention import reference
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from ddtree_cupy.tree_attention import kernel, reference
 
 Array = Any
 
@@ -48,22 +49,27 @@ def write_kv(
     [1.0, 1.0, 0.0, 0.0]
     """
     check = Checker("write_kv")
-    batched = _check_kv(check, kv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
+    backend, batched = _check_kv(check, kv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
     for name, rows, width in (("ckv_rows", ckv_rows, "head_dim_ckv"), ("kpe_rows", kpe_rows, "head_dim_kpe")):
-        check.array(name, rows, (*batched, "num_rows", width), FLOATS_AND_F64, last_contiguous=True)
+        check.array(name, rows, (*batched, "num_rows", width), last_contiguous=True)
     check.same_dtype(ckv=kv.ckv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
     for name, pool in (("kv.ckv", kv.ckv), ("kv.kpe", kv.kpe)):
         check.array(name, pool, pool.shape, writable=True)
+    capacity = ckv_rows.shape[-2]
+    if isinstance(num_rows, int | np.integer):
+        num_rows = check.integer("num_rows", num_rows, low=0, high=capacity)
+    else:
+        check.backend(num_rows=num_rows, **{"kv.ckv": kv.ckv})
+        check.array("num_rows", num_rows, batched, ("int32",), contiguous=True)
     if not batched:
         kv, ckv_rows, kpe_rows = kv.with_batch(), ckv_rows[None], kpe_rows[None]
-    capacity = ckv_rows.shape[1]
-    if isinstance(num_rows, np.ndarray):
-        check.array("num_rows", num_rows, batched, ("int32",))
-        counts = np.atleast_1d(num_rows)
-        if (counts < 0).any() or (counts > capacity).any():
-            raise ArgumentError(f"write_kv: `num_rows` is {num_rows.tolist()}, expected values in 0..{capacity}")
-    else:
-        counts = np.full(len(kv.context_lens), check.integer("num_rows", num_rows, low=0, high=capacity), np.int32)
+        num_rows = num_rows if isinstance(num_rows, int) else num_rows[None]
+    if backend != "numpy":
+        kernel.write_kv(kv, ckv_rows, kpe_rows, num_rows=num_rows, backend=backend)
+        return
+    counts = np.full(len(kv.context_lens), num_rows, np.int32) if isinstance(num_rows, int) else num_rows
+    if (counts < 0).any() or (counts > capacity).any():
+        raise ArgumentError(f"write_kv: `num_rows` is {counts.tolist()}, expected values in 0..{capacity}")
     reference.write_kv(kv, ckv_rows, kpe_rows, num_rows=counts)
 
 
@@ -140,13 +146,76 @@ def tree_attention(
     >>> out[2, 0, :4].round(2).tolist(), float(lse[2, 0].round(3))
     ([0.33, 0.33, 0.0, 0.33], 1.099)
     """
+    check = Checker("tree_attention")
     if checked:
-        sm_scale = _check_attention(tree, q_nope, q_pe, kv, sm_scale, keys, variant)
+        backend = _check_attention(check, tree, q_nope, q_pe, kv, sm_scale, keys)
+    else:
+        backend = backend_of(check, q_nope=q_nope)
     batched = q_nope.ndim == 4
+    if checked and out is not None and backend != "numpy":
+        _check_out(check, q_nope, out)
     if not batched:
         tree, q_nope, q_pe, kv = tree.with_batch(), q_nope[None], q_pe[None], kv.with_batch()
-    result = reference.tree_attention(tree, q_nope, q_pe, kv, sm_scale=sm_scale, keys=keys)
-    return _deliver("tree_attention", result if batched else (result[0][0], result[1][0]), out)
+    if backend == "numpy":
+        if variant not in ("auto", "reference"):
+            raise UnsupportedError(
+                f"tree_attention: variant {variant!r} is unknown for NumPy; supported: auto, reference"
+            )
+        result = reference.tree_attention(tree, q_nope, q_pe, kv, sm_scale=float(sm_scale), keys=keys)
+        return _deliver("tree_attention", result if batched else (result[0][0], result[1][0]), out)
+    result = kernel.tree_attention(
+        tree,
+        q_nope,
+        q_pe,
+        kv,
+        sm_scale=sm_scale,
+        keys=keys,
+        variant=variant,
+        backend=backend,
+        out=out if batched or out is None else (out[0][None], out[1][None]),
+        workspace=workspace,
+        checked=checked,
+    )
+    if out is not None:
+        return out
+    return result if batched else (result[0][0], result[1][0])
+
+
+def attention_workspace_bytes(
+    tree: DraftTree | Visibility,
+    q_nope: Array,
+    q_pe: Array,
+    kv: PagedKV,
+    *,
+    keys: str = "all",
+    variant: str = "auto",
+) -> int:
+    """Return the bytes of `workspace` that `tree_attention` needs for these arguments; 0 on NumPy.
+
+    Parameters
+    ----------
+    tree, q_nope, q_pe, kv, keys, variant
+        As in `tree_attention`; only shapes, dtypes and `kv.max_context` matter.
+
+    Returns
+    -------
+    int
+        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
+
+    Examples
+    --------
+    >>> tree = DraftTree.from_parents([5], [-1])
+    >>> q = np.zeros((1, 2, 16), np.float32)
+    >>> attention_workspace_bytes(tree, q, q, PagedKV.allocate(8, head_dim_ckv=16, head_dim_kpe=16))
+    0
+    """
+    check = Checker("attention_workspace_bytes")
+    backend = _check_attention(check, tree, q_nope, q_pe, kv, 1.0, keys)
+    if backend == "numpy":
+        return 0
+    if q_nope.ndim == 3:
+        q_nope, q_pe, kv = q_nope[None], q_pe[None], kv.with_batch()
+    return kernel.attention_workspace_bytes(q_nope, q_pe, kv, keys, variant, backend)
 
 
 def merge_states(
@@ -196,12 +265,17 @@ def merge_states(
     ([[1.75, 1.75, 1.75, 1.75]], [4.0])
     """
     check = Checker("merge_states")
-    _require_numpy(check, out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
-    check.array("out_a", out_a, out_a.shape, FLOATS_AND_F64)
-    check.array("out_b", out_b, out_a.shape, (out_a.dtype.name,))
+    backend = backend_of(check, out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+    on_device = backend != "numpy"
+    check.array("out_a", out_a, out_a.shape, FLOATS if on_device else FLOATS_AND_F64, contiguous=on_device)
+    check.array("out_b", out_b, out_a.shape, (out_a.dtype.name,), contiguous=on_device)
     lse_dtype = ("float64",) if out_a.dtype.name == "float64" else ("float32",)
-    check.array("lse_a", lse_a, out_a.shape[:-1], lse_dtype)
-    check.array("lse_b", lse_b, out_a.shape[:-1], lse_dtype)
+    check.array("lse_a", lse_a, out_a.shape[:-1], lse_dtype, contiguous=on_device)
+    check.array("lse_b", lse_b, out_a.shape[:-1], lse_dtype, contiguous=on_device)
+    if on_device:
+        if out is not None:
+            _check_out(check, out_a, out)
+        return kernel.merge_states(out_a, lse_a, out_b, lse_b, backend=backend, out=out)
     return _deliver("merge_states", reference.merge_states(out_a, lse_a, out_b, lse_b), out)
 
 
@@ -242,11 +316,6 @@ def convert_lse(lse: Array, *, base: float, empty: float) -> Array:
     return reference.convert_lse(lse, base=base, empty=float(empty))
 
 
-def _require_numpy(check: Checker, **arrays: Array) -> None:
-    if check.backend(**arrays) != "numpy":
-        raise UnsupportedError(f"{check.function}: no CUDA kernel in this version; supported backends: numpy")
-
-
 def _deliver(function: str, result: tuple[Array, Array], out: tuple[Array, Array] | None) -> tuple[Array, Array]:
     if out is None:
         return result
@@ -254,39 +323,58 @@ def _deliver(function: str, result: tuple[Array, Array], out: tuple[Array, Array
     return out
 
 
-def _check_kv(check: Checker, kv: PagedKV, **arrays: Array) -> tuple[str, ...]:
-    """Check the cache and the library of all arrays; return the batch axis as a tuple of names."""
+def _check_out(check: Checker, like: Array, out: tuple[Array, Array]) -> None:
+    """Check the arrays a kernel is to write (out, lse) into."""
+    if len(out) != 2:
+        raise ShapeError(f"{check.function}: `out` holds {len(out)} arrays, expected 2: out, lse")
+    check.backend(like=like, **{"out.out": out[0], "out.lse": out[1]})
+    check.array("out.out", out[0], like.shape, (like.dtype.name,), contiguous=True, writable=True)
+    check.array("out.lse", out[1], like.shape[:-1], ("float32",), contiguous=True, writable=True)
+
+
+def _check_kv(check: Checker, kv: PagedKV, **arrays: Array) -> tuple[str, tuple[str, ...]]:
+    """Check the cache and the library of all arrays; return the backend, and the batch axis as a tuple of names."""
     if not isinstance(kv, PagedKV):
         raise DTypeError(f"{check.function}: `kv` is {type(kv).__name__}, expected PagedKV")
     tables = {"kv.page_table": kv.page_table, "kv.context_lens": kv.context_lens}
-    _require_numpy(check, **arrays, **{"kv.ckv": kv.ckv, "kv.kpe": kv.kpe}, **tables)
+    backend = backend_of(check, **arrays, **{"kv.ckv": kv.ckv, "kv.kpe": kv.kpe}, **tables)
+    on_device = backend != "numpy"
     batched = ("batch",) if kv.page_table.ndim == 2 else ()
-    check.array("kv.page_table", kv.page_table, (*batched, "max_pages"), ("int32",))
-    check.array("kv.context_lens", kv.context_lens, batched, ("int32",))
+    check.array("kv.page_table", kv.page_table, (*batched, "max_pages"), ("int32",), contiguous=on_device)
+    check.array("kv.context_lens", kv.context_lens, batched, ("int32",), contiguous=on_device)
+    dtypes = FLOATS if on_device else FLOATS_AND_F64
     for name, pool in (("ckv", kv.ckv), ("kpe", kv.kpe)):
-        axes = ("num_pages", "page_size", f"head_dim_{name}")
-        check.array(f"kv.{name}", pool, axes, FLOATS_AND_F64, last_contiguous=True)
-    return batched
+        check.array(f"kv.{name}", pool, ("num_pages", "page_size", f"head_dim_{name}"), dtypes, last_contiguous=True)
+    if kv.page_size < 1:
+        raise ShapeError(f"{check.function}: `kv.ckv` is {kv.ckv.shape}, expected a page size of at least 1")
+    return backend, batched
 
 
 def _check_attention(
-    tree: DraftTree | Visibility, q_nope: Array, q_pe: Array, kv: PagedKV, sm_scale: float, keys: str, variant: str
-) -> float:
-    check = Checker("tree_attention")
+    check: Checker,
+    tree: DraftTree | Visibility,
+    q_nope: Array,
+    q_pe: Array,
+    kv: PagedKV,
+    sm_scale: float,
+    keys: str,
+) -> str:
+    """Check everything but the variant; return the backend."""
     if not isinstance(tree, DraftTree | Visibility):
-        raise DTypeError(f"tree_attention: `tree` is {type(tree).__name__}, expected DraftTree or Visibility")
+        raise DTypeError(f"{check.function}: `tree` is {type(tree).__name__}, expected DraftTree or Visibility")
     bits = {"tree.visibility_bits": tree.visibility_bits, "tree.num_nodes": tree.num_nodes}
-    batched = _check_kv(check, kv, q_nope=q_nope, q_pe=q_pe, **bits)
-    check.array("tree.num_nodes", tree.num_nodes, batched, ("int32",))
+    backend, batched = _check_kv(check, kv, q_nope=q_nope, q_pe=q_pe, **bits)
+    on_device = backend != "numpy"
+    check.array("tree.num_nodes", tree.num_nodes, batched, ("int32",), contiguous=on_device)
     capacity = tree.visibility_bits.shape[-2] if tree.visibility_bits.ndim > 1 else 0
     words = words_per_row(capacity)
-    check.array("tree.visibility_bits", tree.visibility_bits, (*batched, "num_nodes", words), ("uint32",))
+    bits_axes: tuple[str | int, ...] = (*batched, "num_nodes", words)
+    check.array("tree.visibility_bits", tree.visibility_bits, bits_axes, ("uint32",), contiguous=on_device)
     axes = (*batched, "num_nodes", "num_heads")
     check.array("q_nope", q_nope, (*axes, "head_dim_ckv"), FLOATS_AND_F64, last_contiguous=True)
     check.array("q_pe", q_pe, (*axes, "head_dim_kpe"), FLOATS_AND_F64, last_contiguous=True)
     check.same_dtype(q_nope=q_nope, q_pe=q_pe, ckv=kv.ckv, kpe=kv.kpe)
     if keys not in KEYS:
-        raise ArgumentError(f"tree_attention: `keys` is {keys!r}, expected one of {', '.join(KEYS)}")
-    if variant not in ("auto", "reference"):
-        raise UnsupportedError(f"tree_attention: variant {variant!r} is unknown for NumPy; supported: auto, reference")
-    return check.real("sm_scale", sm_scale)
+        raise ArgumentError(f"{check.function}: `keys` is {keys!r}, expected one of {', '.join(KEYS)}")
+    check.real("sm_scale", sm_scale)
+    return backend

@@ -1,0 +1,38 @@
+// common/ordered.cuh: floats as unsigned integers of the same order, so that integer instructions compare them.
+//
+// Computes   ordered(x) < ordered(y) exactly when x < y; 0 stays free for "nothing", -inf maps above it
+// Numerics   works on the bits, so neither -ftz nor fused arithmetic matters; -0.0 and 0.0 differ until the caller
+//            maps one to the other
+// Requires   no NaN
+// Source     the usual sign trick of radix sorts
+#pragma once
+
+#include "dtype.cuh"
+
+constexpr unsigned ORDERED_NEGATIVE_INFINITY = 0x007fffffu;
+
+__device__ __forceinline__ unsigned ordered_bits(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+__device__ __forceinline__ float from_ordered_bits(unsigned ordered) {
+  return __uint_as_float(ordered ^ (ordered >> 31 ? 0x80000000u : 0xffffffffu));
+}
+
+__device__ __forceinline__ unsigned long long ordered_bits(double x) {
+  const unsigned long long bits = (unsigned long long)__double_as_longlong(x);
+  return bits ^ (bits >> 63 ? ~0ull : 1ull << 63);
+}
+
+__device__ __forceinline__ double from_ordered_bits(unsigned long long ordered) {
+  return __longlong_as_double((long long)(ordered ^ (ordered >> 63 ? 1ull << 63 : ~0ull)));
+}
+
+// Low bits of ordered_bits(float) that say nothing once the float came from T: all 0 or, below zero, all 1.
+template <class T>
+constexpr int SILENT_BITS = 0;
+template <>
+constexpr int SILENT_BITS<__half> = 13;
+template <>
+constexpr int SILENT_BITS<__nv_bfloat16> = 16;

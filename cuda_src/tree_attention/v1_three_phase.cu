@@ -1,0 +1,113 @@
+// tree_attention/v1_three_phase.cu: one block a row; scores, softmax and weighted sum as three plain phases.
+//
+// Computes   out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
+//            j over the context and the nodes visible from n, or one of the two parts (keys)
+// Letters    B requests, N nodes, H heads, C latent width, R rope width, W = ceil(N / 32), P pages; S most keys of a
+//            request, T its keys now
+// Inputs     q_nope, q_pe       T[B, N, H, C], T[B, N, H, R]; last axis contiguous, other strides given
+//            ckv, kpe           T[P, page_size, C], T[P, page_size, R]; last axis contiguous, other strides given
+//            page_table         int32[B, max_pages]; context_lens, num_nodes int32[B]
+//            visibility_bits    uint32[B, N, W]
+// Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; every entry is written, 0 and -inf for empty rows
+// Work       grid (H, N, B), block 128; a block owns one row (request, node, head). Threads stride over keys in phases
+//            1 and 2 and over latent dimensions in phase 3. Shared: (C + R + S + 4) floats.
+// Numerics   float32; base-2 exponentials with scale * log2(e) folded in; no running sum of more than 1,024 terms
+//            (C, R <= 1,024; keys are summed in tiles); each row in a fixed order, whatever the batch
+// Requires   S * 4 bytes of scores fit into shared memory; C and R multiples of 16; dtypes and shapes checked
+// Versions   v1_three_phase: this, readable, short context | v2_split_kv: any length, keys shared by 8 or 16 rows
+// Reference  ddtree_cupy/tree_attention/reference.py
+// Source     own
+#include "common/paging.cuh"
+#include "common/softmax_state.cuh"
+#include "common/visibility.cuh"
+#include "common/warp.cuh"
+
+constexpr int THREADS = 128;
+constexpr int KEYS_PER_SUM = 1024;
+
+template <class T>
+__device__ float dot(const float* q, const T* key, int width) {
+  float sum = 0.0f;
+  for (int c = 0; c < width; ++c) sum = fmaf(q[c], to_float(key[c]), sum);
+  return sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS) tree_attention_v1(
+    const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv, const T* __restrict__ kpe,
+    const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
+    const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse, int N, int H, int C,
+    int R, int num_pages, int page_size, int max_pages, int max_context, long long q_nope_request_stride,
+    long long q_nope_node_stride, long long q_nope_head_stride, long long q_pe_request_stride,
+    long long q_pe_node_stride, long long q_pe_head_stride, long long ckv_page_stride, long long ckv_slot_stride,
+    long long kpe_page_stride, long long kpe_slot_stride, float sm_scale, int keys) {
+  const int head = blockIdx.x;     // 0..H-1
+  const int node = blockIdx.y;     // 0..N-1
+  const int request = blockIdx.z;  // 0..B-1
+  const int thread = threadIdx.x;  // 0..127
+  extern __shared__ float shared[];
+  float* q = shared;            // [C + R]
+  float* scores = q + C + R;    // [S], then the weights
+  __shared__ float scratch[THREADS / WARP_SIZE];
+
+  const PageTable table = {page_table + (long long)request * max_pages, max_pages, num_pages, page_size};
+  const int count = clamp_length(num_nodes[request], N);
+  const KeyRange range = key_range(keys, clamp_length(context_lens[request], max_context), count, table);
+  const int W = (N + 31) / 32;
+  const unsigned* bits = visibility_bits + ((long long)request * N + node) * W;
+  const long long row = ((long long)request * N + node) * H + head;
+  const int num_keys = node < count ? range.count : 0;
+
+  // the query, widened once
+  const T* row_nope = q_nope + request * q_nope_request_stride + node * q_nope_node_stride + head * q_nope_head_stride;
+  const T* row_pe = q_pe + request * q_pe_request_stride + node * q_pe_node_stride + head * q_pe_head_stride;
+  if (node < count) {
+    for (int c = thread; c < C; c += THREADS) q[c] = to_float(row_nope[c]);
+    for (int r = thread; r < R; r += THREADS) q[C + r] = to_float(row_pe[r]);
+  }
+  __syncthreads();
+
+  // phase 1: scores in base 2; invisible keys are not read
+  const float scale = sm_scale * LOG2_E;
+  float largest = NEGATIVE_INFINITY;
+  for (int j = thread; j < num_keys; j += THREADS) {
+    const int position = range.first + j;
+    float score = NEGATIVE_INFINITY;
+    if (is_visible(bits, position - range.context_len)) {
+      const float nope = dot(q, ckv + table.row(position, ckv_page_stride, ckv_slot_stride), C);
+      const float rope = dot(q + C, kpe + table.row(position, kpe_page_stride, kpe_slot_stride), R);
+      score = (nope + rope) * scale;
+    }
+    scores[j] = score;
+    largest = fmaxf(largest, score);
+  }
+
+  // phase 2: one maximum, weights in place, one sum
+  largest = block_max(largest, scratch);
+  const float shift = softmax_shift(largest);
+  float sum = 0.0f;
+  for (int j = thread; j < num_keys; j += THREADS) {
+    const float weight = exp2f(scores[j] - shift);
+    scores[j] = weight;
+    sum += weight;
+  }
+  const float total = block_sum(sum, scratch);
+
+  // phase 3: the weighted sum of the values; a weight of 0 means nothing to read
+  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  for (int c = thread; c < C; c += THREADS) {
+    float value = 0.0f;
+    for (int start = 0; start < num_keys; start += KEYS_PER_SUM) {
+      const int stop = min(start + KEYS_PER_SUM, num_keys);
+      float part = 0.0f;
+      for (int j = start; j < stop; ++j) {
+        if (scores[j] == 0.0f) continue;
+        const T* key = ckv + table.row(range.first + j, ckv_page_stride, ckv_slot_stride);
+        part = fmaf(scores[j], to_float(key[c]), part);
+      }
+      value += part;
+    }
+    out[row * C + c] = from_float<T>(value * inverse);
+  }
+  if (thread == 0) lse[row] = total > 0.0f ? state_score(largest, total) * LN_2 : NEGATIVE_INFINITY;
+}

@@ -1,0 +1,302 @@
+// tree_attention/v2_split_kv.cu: online softmax over key tiles that rows share, split over the keys; any length.
+//
+// Computes   out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
+//            j over the context and the nodes visible from n, or one of the two parts (keys)
+// Letters    B requests, N nodes, H heads, C latent width, R rope width, W = ceil(N / 32), P pages; T keys of a request
+// Inputs     as v1_three_phase.cu
+// Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; both kernels together write every entry
+//            partial_out float32[B, region, C], partial_score float32[B, region]: scratch, row split * rows + row
+// Work       tree_attention_v2: grid (x, B), block 128; a block owns ROWS query rows (row = node * H + head) and one
+//            slice of the keys; x counts slices of row blocks, as many as this request needs, the rest returns.
+//            A warp owns ROWS / 4 rows. Scores: lane = key of the tile; values: lane = four latent dimensions.
+//            tree_attention_v2_merge: grid (ceil(N * H / 4), B), block 128; a warp owns one row.
+//            Shared: 32 keys of C + R + 16 bytes, ROWS queries and ROWS * 32 weights in float32.
+// Numerics   float32; base-2 exponentials; a tile of 32 keys is summed on its own and a slice has at most 1,024 tiles.
+//            Slices depend on the request's own T and rows alone, so a result never depends on the batch.
+// Requires   C and R multiples of 16, C <= 1,024; checked dtypes and shapes; vectors says that all rows of the cache
+//            start at multiples of 16 bytes
+// Versions   v1_three_phase: readable, short context | v2_split_kv: this, CUDA cores | v3: tensor cores
+// Reference  ddtree_cupy/tree_attention/reference.py
+// Source     online softmax (arXiv 1805.02867); splitting after FlashDecoding
+#include "common/paging.cuh"
+#include "common/softmax_state.cuh"
+#include "common/vector_load.cuh"
+#include "common/visibility.cuh"
+#include "common/warp.cuh"
+
+constexpr int WARPS = 4;
+constexpr int TILE = 32;                 // keys; one a lane
+constexpr int LEAST_KEYS = 256;          // a slice is worth a block from here on
+constexpr int MOST_KEYS = 1024 * TILE;   // of a slice, so that no sum runs over more than 1,024 tiles
+constexpr int BLOCKS_WANTED = 256;       // blocks of one request that fill a GPU
+
+struct Slices {
+  int row_blocks;
+  int count;
+  int keys;  // of each slice, a multiple of TILE
+};
+
+__device__ __forceinline__ Slices slices_of(int rows, int num_keys, int rows_per_block) {
+  Slices slices;
+  slices.row_blocks = (rows + rows_per_block - 1) / rows_per_block;
+  const int wanted = (BLOCKS_WANTED + slices.row_blocks - 1) / max(slices.row_blocks, 1);
+  const int worth = (num_keys + LEAST_KEYS - 1) / LEAST_KEYS;
+  const int least = (num_keys + MOST_KEYS - 1) / MOST_KEYS;
+  slices.count = max(max(min(wanted, worth), least), 1);
+  const int keys = (num_keys + slices.count - 1) / slices.count;
+  slices.keys = (keys + TILE - 1) / TILE * TILE;
+  return slices;
+}
+
+template <class T, int C, int R>
+struct Layout {
+  static_assert(C % 16 == 0 && R % 16 == 0 && C > 0 && R > 0, "head sizes are multiples of 16");
+  static constexpr int ROWS_PER_WARP = sizeof(T) == 4 ? 2 : 4;
+  static constexpr int ROWS = WARPS * ROWS_PER_WARP;
+  static constexpr int PER_VECTOR = 16 / sizeof(T);
+  static constexpr int PITCH = C + R + PER_VECTOR;  // an odd number of 16-byte units: lanes hit different banks
+  static constexpr int VECTORS = (C + R) / PER_VECTOR;
+  static constexpr int CHUNKS = (C + 127) / 128;  // of four dimensions a lane
+};
+
+// Which keys of the tile any row of this block sees, and where their rows are; one thread a key.
+struct TileKeys {
+  long long ckv_row[TILE];
+  long long kpe_row[TILE];
+  bool is_seen[TILE];
+};
+
+template <class T, int C, int R>
+__device__ void load_tile(T* tile, const TileKeys& where, const T* ckv, const T* kpe, bool vectors) {
+  using L = Layout<T, C, R>;
+  if (vectors) {
+    for (int unit = threadIdx.x; unit < TILE * L::VECTORS; unit += blockDim.x) {
+      const int key = unit / L::VECTORS;
+      const int c = unit % L::VECTORS * L::PER_VECTOR;
+      const T* from = c < C ? ckv + where.ckv_row[key] + c : kpe + where.kpe_row[key] + (c - C);
+      const uint4 value = where.is_seen[key] ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(tile + key * L::PITCH + c) = value;
+    }
+  } else {
+    for (int element = threadIdx.x; element < TILE * (C + R); element += blockDim.x) {
+      const int key = element / (C + R);
+      const int c = element % (C + R);
+      const T* from = c < C ? ckv + where.ckv_row[key] + c : kpe + where.kpe_row[key] + (c - C);
+      tile[key * L::PITCH + c] = where.is_seen[key] ? *from : from_float<T>(0.0f);
+    }
+  }
+}
+
+template <class T, int C, int R>
+__global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
+    const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv, const T* __restrict__ kpe,
+    const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
+    const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse,
+    float* __restrict__ partial_out, float* __restrict__ partial_score, int N, int H, long long region, int num_pages,
+    int page_size, int max_pages, int max_context, long long q_nope_request_stride, long long q_nope_node_stride,
+    long long q_nope_head_stride, long long q_pe_request_stride, long long q_pe_node_stride,
+    long long q_pe_head_stride, long long ckv_page_stride, long long ckv_slot_stride, long long kpe_page_stride,
+    long long kpe_slot_stride, float sm_scale, int keys, int vectors) {
+  using L = Layout<T, C, R>;
+  const int request = blockIdx.y;               // 0..B-1
+  const int warp = threadIdx.x / WARP_SIZE;     // 0..3
+  const int lane = threadIdx.x % WARP_SIZE;     // 0..31
+  const PageTable table = {page_table + (long long)request * max_pages, max_pages, num_pages, page_size};
+  const int count = clamp_length(num_nodes[request], N);
+  const KeyRange range = key_range(keys, clamp_length(context_lens[request], max_context), count, table);
+  const int rows = count * H;
+  const Slices slices = slices_of(rows, range.count, L::ROWS);
+  const int slice = slices.row_blocks > 0 ? blockIdx.x / slices.row_blocks : slices.count;
+  if (slice >= slices.count) return;
+  const int first_row = blockIdx.x % slices.row_blocks * L::ROWS;
+  const int last_row = min(first_row + L::ROWS, rows) - 1;
+  const int W = (N + 31) / 32;
+  const unsigned* bits = visibility_bits + (long long)request * N * W;
+
+  extern __shared__ uint4 shared[];
+  T* tile = reinterpret_cast<T*>(shared);                                // [TILE][PITCH]
+  float* queries = reinterpret_cast<float*>(tile + TILE * L::PITCH);     // [ROWS][C + R]
+  float* weights = queries + L::ROWS * (C + R);                          // [ROWS][TILE]
+  __shared__ TileKeys where;
+
+  // the queries of the block, widened once
+  for (int element = threadIdx.x; element < L::ROWS * (C + R); element += blockDim.x) {
+    const int row = first_row + element / (C + R);
+    const int c = element % (C + R);
+    float value = 0.0f;
+    if (row < rows) {
+      const int node = row / H;
+      const int head = row % H;
+      value = c < C ? to_float(q_nope[request * q_nope_request_stride + node * q_nope_node_stride +
+                                      head * q_nope_head_stride + c])
+                    : to_float(q_pe[request * q_pe_request_stride + node * q_pe_node_stride +
+                                    head * q_pe_head_stride + (c - C)]);
+    }
+    queries[element] = value;
+  }
+
+  float largest[L::ROWS_PER_WARP], total[L::ROWS_PER_WARP];
+  float4 average[L::ROWS_PER_WARP][L::CHUNKS];
+#pragma unroll
+  for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
+    largest[r] = NEGATIVE_INFINITY;
+    total[r] = 0.0f;
+#pragma unroll
+    for (int chunk = 0; chunk < L::CHUNKS; ++chunk) average[r][chunk] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+
+  const int stop = min((slice + 1) * (long long)slices.keys, (long long)range.count);
+  for (int start = slice * slices.keys; start < stop; start += TILE) {
+    // where the keys are; a key that no row of the block sees counts as zeros and is not read
+    if (threadIdx.x < TILE) {
+      const int position = range.first + start + threadIdx.x;
+      const int key_node = position - range.context_len;
+      bool is_seen = start + (int)threadIdx.x < stop;
+      if (is_seen && key_node >= 0) {
+        is_seen = false;
+        for (int node = first_row / H; node <= last_row / H; ++node)
+          is_seen |= is_visible(bits + (long long)node * W, key_node);
+      }
+      where.is_seen[threadIdx.x] = is_seen;
+      where.ckv_row[threadIdx.x] = is_seen ? table.row(position, ckv_page_stride, ckv_slot_stride) : 0;
+      where.kpe_row[threadIdx.x] = is_seen ? table.row(position, kpe_page_stride, kpe_slot_stride) : 0;
+    }
+    __syncthreads();
+    load_tile<T, C, R>(tile, where, ckv, kpe, vectors != 0);
+    __syncthreads();
+
+    // scores of the warp's rows against the lane's key
+    float score[L::ROWS_PER_WARP] = {};
+    for (int c = 0; c < C + R; c += 4) {
+      const float4 key = load4(tile + lane * L::PITCH + c);
+#pragma unroll
+      for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
+        const float4 query = load4(queries + (warp * L::ROWS_PER_WARP + r) * (C + R) + c);
+        score[r] = fmaf(query.x, key.x, score[r]);
+        score[r] = fmaf(query.y, key.y, score[r]);
+        score[r] = fmaf(query.z, key.z, score[r]);
+        score[r] = fmaf(query.w, key.w, score[r]);
+      }
+    }
+
+    // weights of the tile, and what the running state must shrink by
+    float correction[L::ROWS_PER_WARP];
+#pragma unroll
+    for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
+      const int row = first_row + warp * L::ROWS_PER_WARP + r;
+      const int key_node = range.first + start + lane - range.context_len;
+      const bool is_in = row < rows && start + lane < stop && is_visible(bits + (long long)(row / H) * W, key_node);
+      const float scaled = is_in ? score[r] * (sm_scale * LOG2_E) : NEGATIVE_INFINITY;
+      const float larger = fmaxf(largest[r], warp_max(scaled));
+      const float weight = exp2f(scaled - softmax_shift(larger));
+      correction[r] = exp2f(largest[r] - softmax_shift(larger));
+      total[r] = total[r] * correction[r] + warp_sum(weight);
+      largest[r] = larger;
+      weights[(warp * L::ROWS_PER_WARP + r) * TILE + lane] = weight;
+    }
+    __syncwarp();
+
+    // the tile's weighted values, summed on their own and then added
+#pragma unroll
+    for (int chunk = 0; chunk < L::CHUNKS; ++chunk) {
+      const int c = 4 * (lane + WARP_SIZE * chunk);
+      if (c >= C) break;
+      float4 part[L::ROWS_PER_WARP];
+#pragma unroll
+      for (int r = 0; r < L::ROWS_PER_WARP; ++r) part[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      for (int key = 0; key < TILE; ++key) {
+        const float4 value = load4(tile + key * L::PITCH + c);
+#pragma unroll
+        for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
+          const float weight = weights[(warp * L::ROWS_PER_WARP + r) * TILE + key];
+          part[r].x = fmaf(weight, value.x, part[r].x);
+          part[r].y = fmaf(weight, value.y, part[r].y);
+          part[r].z = fmaf(weight, value.z, part[r].z);
+          part[r].w = fmaf(weight, value.w, part[r].w);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
+        average[r][chunk].x = fmaf(average[r][chunk].x, correction[r], part[r].x);
+        average[r][chunk].y = fmaf(average[r][chunk].y, correction[r], part[r].y);
+        average[r][chunk].z = fmaf(average[r][chunk].z, correction[r], part[r].z);
+        average[r][chunk].w = fmaf(average[r][chunk].w, correction[r], part[r].w);
+      }
+    }
+    __syncthreads();
+  }
+
+  // one slice: the result itself; several: normalised partials
+#pragma unroll
+  for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
+    const int row = first_row + warp * L::ROWS_PER_WARP + r;
+    if (row >= rows) break;
+    const float inverse = total[r] > 0.0f ? 1.0f / total[r] : 0.0f;
+    const float score = state_score(largest[r], total[r]);
+    const long long final_row = (long long)request * N * H + row;
+    const long long partial_row = request * region + (long long)slice * rows + row;
+#pragma unroll
+    for (int chunk = 0; chunk < L::CHUNKS; ++chunk) {
+      const int c = 4 * (lane + WARP_SIZE * chunk);
+      if (c >= C) break;
+      float4 value = average[r][chunk];
+      value = make_float4(value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse);
+      if (slices.count > 1) {
+        *reinterpret_cast<float4*>(partial_out + partial_row * C + c) = value;
+        continue;
+      }
+      T* to = out + final_row * C + c;
+      to[0] = from_float<T>(value.x);
+      to[1] = from_float<T>(value.y);
+      to[2] = from_float<T>(value.z);
+      to[3] = from_float<T>(value.w);
+    }
+    if (lane > 0) continue;
+    if (slices.count > 1) {
+      partial_score[partial_row] = score;
+    } else {
+      lse[final_row] = score * LN_2;
+    }
+  }
+}
+
+// Combines the slices of each row, and writes 0 and -inf into the rows of padding nodes.
+template <class T, int C, int R>
+__global__ void __launch_bounds__(WARPS* WARP_SIZE) tree_attention_v2_merge(
+    const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
+    const float* __restrict__ partial_out, const float* __restrict__ partial_score, T* __restrict__ out,
+    float* __restrict__ lse, int N, int H, long long region, int num_pages, int page_size, int max_pages,
+    int max_context, int keys) {
+  const int request = blockIdx.y;                                     // 0..B-1
+  const int row = blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;       // 0..N*H-1
+  const int lane = threadIdx.x % WARP_SIZE;                           // 0..31
+  if (row >= N * H) return;
+  const PageTable table = {page_table + (long long)request * max_pages, max_pages, num_pages, page_size};
+  const int count = clamp_length(num_nodes[request], N);
+  const KeyRange range = key_range(keys, clamp_length(context_lens[request], max_context), count, table);
+  const int rows = count * H;
+  const Slices slices = slices_of(rows, range.count, Layout<T, C, R>::ROWS);
+  const long long final_row = (long long)request * N * H + row;
+  if (row >= rows) {
+    for (int c = lane; c < C; c += WARP_SIZE) out[final_row * C + c] = from_float<T>(0.0f);
+    if (lane == 0) lse[final_row] = NEGATIVE_INFINITY;
+    return;
+  }
+  if (slices.count == 1) return;  // written already
+
+  const float* scores = partial_score + request * region + row;  // stride rows
+  float largest = NEGATIVE_INFINITY;
+  for (int slice = 0; slice < slices.count; ++slice) largest = fmaxf(largest, scores[(long long)slice * rows]);
+  float total = 0.0f;
+  for (int slice = 0; slice < slices.count; ++slice) total += state_weight(scores[(long long)slice * rows], largest);
+  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  for (int c = lane; c < C; c += WARP_SIZE) {
+    float value = 0.0f;
+    for (int slice = 0; slice < slices.count; ++slice) {
+      const float weight = state_weight(scores[(long long)slice * rows], largest);
+      value = fmaf(weight, partial_out[(request * region + (long long)slice * rows + row) * C + c], value);
+    }
+    out[final_row * C + c] = from_float<T>(value * inverse);
+  }
+  if (lane == 0) lse[final_row] = state_score(largest, total) * LN_2;
+}
