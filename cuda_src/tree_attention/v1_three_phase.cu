@@ -25,11 +25,13 @@
 constexpr int THREADS = 128;
 constexpr int KEYS_PER_SUM = 1024;
 
+// Four chains, since one long chain of float32 sums loses bits; width is a multiple of 16.
 template <class T>
 __device__ float dot(const float* q, const T* key, int width) {
-  float sum = 0.0f;
-  for (int c = 0; c < width; ++c) sum = fmaf(q[c], to_float(key[c]), sum);
-  return sum;
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int c = 0; c < width; c += 4)
+    for (int i = 0; i < 4; ++i) sum[i] = fmaf(q[c + i], to_float(key[c + i]), sum[i]);
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 template <class T>

@@ -165,17 +165,19 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
     load_tile<T, C, R>(tile, where, ckv, kpe, vectors != 0);
     __syncthreads();
 
-    // scores of the warp's rows against the lane's key
-    float score[L::ROWS_PER_WARP] = {};
+    // scores of the warp's rows against the lane's key, in four chains each: long chains lose bits
+    float4 score[L::ROWS_PER_WARP];
+#pragma unroll
+    for (int r = 0; r < L::ROWS_PER_WARP; ++r) score[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (int c = 0; c < C + R; c += 4) {
       const float4 key = load4(tile + lane * L::PITCH + c);
 #pragma unroll
       for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
         const float4 query = load4(queries + (warp * L::ROWS_PER_WARP + r) * (C + R) + c);
-        score[r] = fmaf(query.x, key.x, score[r]);
-        score[r] = fmaf(query.y, key.y, score[r]);
-        score[r] = fmaf(query.z, key.z, score[r]);
-        score[r] = fmaf(query.w, key.w, score[r]);
+        score[r].x = fmaf(query.x, key.x, score[r].x);
+        score[r].y = fmaf(query.y, key.y, score[r].y);
+        score[r].z = fmaf(query.z, key.z, score[r].z);
+        score[r].w = fmaf(query.w, key.w, score[r].w);
       }
     }
 
@@ -186,7 +188,8 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
       const int row = first_row + warp * L::ROWS_PER_WARP + r;
       const int key_node = range.first + start + lane - range.context_len;
       const bool is_in = row < rows && start + lane < stop && is_visible(bits + (long long)(row / H) * W, key_node);
-      const float scaled = is_in ? score[r] * (sm_scale * LOG2_E) : NEGATIVE_INFINITY;
+      const float sum = (score[r].x + score[r].y) + (score[r].z + score[r].w);
+      const float scaled = is_in ? sum * (sm_scale * LOG2_E) : NEGATIVE_INFINITY;
       const float larger = fmaxf(largest[r], warp_max(scaled));
       const float weight = exp2f(scaled - softmax_shift(larger));
       correction[r] = exp2f(largest[r] - softmax_shift(larger));
