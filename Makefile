@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint lossless curve clean
+.PHONY: demo test lint lossless curve tsan gpu-test sanitize bench clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
@@ -29,6 +29,19 @@ curve: .venv/with-cli  ## tokens per target pass over the budget, on held-out te
 .venv/with-%: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$*]'
 	touch $@
+
+tsan: .venv/with-test  ## emulated kernels under ThreadSanitizer
+	env $$($(BIN)/python -m ddtree_cupy.emulate tsan) HYPOTHESIS_PROFILE=sanitize \
+		$(BIN)/python -m pytest -q -m emulate -k kernels tests/tree_build tests/tree_attention tests/tree_accept
+
+gpu-test: .venv/with-test .venv/with-cuda13  ## tests that need a GPU; HYPOTHESIS_PROFILE=gpu draws 1,000 examples each
+	$(BIN)/python -m pytest -q -m gpu --require-gpu
+
+sanitize: .venv/with-test .venv/with-cuda13  ## the GPU tests under compute-sanitizer, all tools side by side
+	$(BIN)/python tests/sanitizer/run.py
+
+bench: .venv/with-cuda13  ## gate, then time every case on this GPU
+	$(BIN)/python -m ddtree_cupy.bench
 
 clean:
 	rm -rf .venv

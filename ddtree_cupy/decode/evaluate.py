@@ -107,12 +107,14 @@ def _with_progress(runs: Iterable[Run], total: int, label: str) -> Iterator[Run]
     return iter(tqdm(runs, total=total, desc=label, unit="text", disable=not sys.stderr.isatty()))
 
 
-def lossless(prompts: Sequence[tuple[str, int]], budgets: Sequence[int], **settings: Any) -> list[dict[str, Any]]:
+def lossless(
+    prompts: Sequence[tuple[str, int]], budgets: Sequence[int], *, workers: int | None = None, **settings: Any
+) -> list[dict[str, Any]]:
     """Compare the text of every budget with autoregressive decoding; one row a budget."""
     rows = []
-    plain = run_all([Run(*place, 0, **settings) for place in prompts], label="autoregressive")
+    plain = run_all([Run(*place, 0, **settings) for place in prompts], workers=workers, label="autoregressive")
     for budget in budgets:
-        runs = run_all([Run(*place, budget, **settings) for place in prompts], label=_name(budget))
+        runs = run_all([Run(*place, budget, **settings) for place in prompts], workers=workers, label=_name(budget))
         different = [run for run, reference in zip(runs, plain, strict=True) if run.text != reference.text]
         first = {f"{run.file}:{run.offset}" for run in different[:3]}
         rows.append({"way": _name(budget), "identical": len(runs) - len(different), "of": len(runs), "first": [*first]})

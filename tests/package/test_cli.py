@@ -28,7 +28,7 @@ def test_decode_prints_json(capsys):
     assert main(["decode", "x = ", "--max-new-tokens", "10", "--dtype", "float64", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["identical"]
-    assert [way["target_passes"] for way in found["ways"]][0] == 10
+    assert found["ways"][0]["target_passes"] == 10
 
 
 def test_decode_samples_the_same_text_three_ways(capsys):

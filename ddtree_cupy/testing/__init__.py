@@ -1,0 +1,22 @@
+"""How results are compared and inputs are made: for this library's tests and for your own kernels.
+
+`compare` and `tolerance` judge results, `poison` makes illegal reads and writes visible, and `strategies` (imported
+by name, since it needs Hypothesis) draws inputs.
+"""
+
+from ddtree_cupy.testing.compare import assert_close, assert_identical
+from ddtree_cupy.testing.poison import GuardedArray, poison_padding, poison_spare_rows, reachable_rows, unchanged
+from ddtree_cupy.testing.tolerance import judge, lse_floor, out_floor
+
+__all__ = [
+    "GuardedArray",
+    "assert_close",
+    "assert_identical",
+    "judge",
+    "lse_floor",
+    "out_floor",
+    "poison_padding",
+    "poison_spare_rows",
+    "reachable_rows",
+    "unchanged",
+]

@@ -1,0 +1,67 @@
+"""Sizes, seeds and dtypes: what the other strategies draw first."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float64": np.dtype(np.float64),
+}
+
+_WORD_EDGES = (1, 2, 31, 32, 33, 63, 64, 65)
+
+
+def check_bounds(function: str, low_name: str, low: Any, high_name: str, high: Any, *, at_least: int) -> None:
+    """Raise InvalidArgument unless at_least <= low <= high, both integers."""
+    for name, value in ((low_name, low), (high_name, high)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidArgument(f"{function}: `{name}` is {value!r}, expected an integer")
+    if not at_least <= low <= high:
+        raise InvalidArgument(
+            f"{function}: `{low_name}`={low} and `{high_name}`={high}, expected {at_least} <= {low_name} <= {high_name}"
+        )
+
+
+def check_dtypes(function: str, dtypes: Sequence[str]) -> list["np.dtype[Any]"]:
+    """Return the dtypes by name; raise InvalidArgument for none or an unknown one."""
+    unknown = [name for name in dtypes if name not in DTYPES]
+    if isinstance(dtypes, str) or unknown or not dtypes:
+        raise InvalidArgument(f"{function}: `dtypes` is {dtypes!r}, expected some of {', '.join(DTYPES)}")
+    return [DTYPES[name] for name in dtypes]
+
+
+def check_choice(function: str, name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raise InvalidArgument unless `value` is one of `choices`."""
+    if value not in choices:
+        raise InvalidArgument(f"{function}: `{name}` is {value!r}, expected one of {list(choices)}")
+
+
+def seeds() -> st.SearchStrategy[int]:
+    """Draw seeds for `numpy.random.default_rng`."""
+    return st.integers(0, 2**32 - 1)
+
+
+def flags(value: bool | None) -> st.SearchStrategy[bool]:
+    """Draw `value`, or both truth values for None."""
+    return st.booleans() if value is None else st.just(value)
+
+
+def node_counts(*, min_nodes: int = 1, max_nodes: int = 65) -> st.SearchStrategy[int]:
+    """Draw numbers of nodes, often one beside a multiple of 32 (the visibility word).
+
+    Parameters
+    ----------
+    min_nodes, max_nodes : int
+        Bounds, both inclusive.
+    """
+    check_bounds("node_counts", "min_nodes", min_nodes, "max_nodes", max_nodes, at_least=0)
+    edges = [size for size in _WORD_EDGES if min_nodes <= size <= max_nodes]
+    anything = st.integers(min_nodes, max_nodes)
+    return anything | st.sampled_from(edges) if edges else anything

@@ -1,0 +1,77 @@
+"""Faults to plant into the kernels, to see that the suite catches them: a test of the tests.
+
+Each is one replacement in one source text. `conftest.py` plants the one that PLANTED_FAULT names.
+"""
+
+from dataclasses import dataclass
+
+from ddtree_cupy._compile import KernelSpec
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Replace `right` by `wrong` in `source`; `caught_by` are the tests, of which at least one must fail."""
+
+    source: str
+    right: str
+    wrong: str
+    caught_by: str
+
+
+V1, V2 = "tree_attention/v1_three_phase.cu", "tree_attention/v2_split_kv.cu"
+TESTS = "tests/tree_attention/test_kernels.py"
+
+FAULTS = {
+    "missing barrier": Fault(
+        V2,
+        "    load_tile<T, C, R>(tile, where, ckv, kpe, vectors != 0);\n    __syncthreads();\n",
+        "    load_tile<T, C, R>(tile, where, ckv, kpe, vectors != 0);\n",
+        f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
+    ),
+    "off-by-one store": Fault(
+        V1,
+        "out[row * C + c] = from_float<T>(value * inverse);",
+        "out[row * C + c + 1] = from_float<T>(value * inverse);",
+        f"{TESTS}::test_tree_attention_never_writes_outside_its_results",
+    ),
+    "int32 offset": Fault(
+        V1,
+        "return page(position) * page_stride + (position % page_size) * slot_stride;",
+        "return (int)(page(position) * page_stride) + (position % page_size) * slot_stride;",
+        f"{TESTS}::test_emulated_tree_attention_addresses_pools_beyond_32_bits",
+    ),
+    "transposed mask": Fault(
+        V1,
+        "is_visible(bits, position - range.context_len)",
+        "is_visible(visibility_bits + ((long long)request * N + max(position - range.context_len, 0)) * W, "
+        "position < range.context_len ? -1 : node)",
+        f"{TESTS}::test_tree_attention_matches_oracle",
+    ),
+    "lost tail tile": Fault(
+        V2,
+        "start < stop; start += TILE",
+        "start + TILE <= stop; start += TILE",
+        f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
+    ),
+    "late lane": Fault(
+        V2,
+        "    __syncwarp();\n\n    // the tile's weighted values",
+        "\n    // the tile's weighted values",
+        f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
+    ),
+}
+
+
+def plant(name: str) -> None:
+    """Make every spec return its text with the fault in it."""
+    fault = FAULTS[name]
+    healthy = KernelSpec.text
+
+    def text(self: KernelSpec) -> str:
+        original = healthy(self)
+        if self.source != fault.source:
+            return original
+        assert original.count(fault.right) >= 1, f"{name}: the text to replace is gone"
+        return original.replace(fault.right, fault.wrong)
+
+    KernelSpec.text = text

@@ -1,0 +1,181 @@
+"""A compare helper that passes on a wrong result is worse than none: each must fail on one flipped element."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddtree_cupy.testing import assert_close, assert_identical
+from ddtree_cupy.testing.compare import to_host
+from ddtree_cupy.testing.strategies import draft_trees, paged_caches, seeds
+
+ALL_DTYPES = [np.int32, np.uint32, np.bool_, np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
+
+
+def _array(dtype, shape=(3, 4)):
+    values = np.arange(np.prod(shape)).reshape(shape) % 5
+    return values.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+def test_assert_identical_accepts_equal_arrays(dtype):
+    assert_identical(_array(dtype), _array(dtype).copy())
+    assert_identical(_array(dtype, ()), _array(dtype, ()).copy())
+    assert_identical(_array(dtype, (0, 3)), _array(dtype, (0, 3)))
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@given(place=st.integers(0, 11))
+def test_assert_identical_rejects_one_flipped_element(dtype, place):
+    changed = _array(dtype)
+    changed.flat[place] = changed.flat[place] == 0
+    where = rf"parents: 1 of 12 entries differ; \[{place // 4}, {place % 4}\] is"
+    with pytest.raises(AssertionError, match=where):
+        assert_identical(changed, _array(dtype), name="parents")
+
+
+def test_assert_identical_rejects_one_flipped_element_without_axes():
+    with pytest.raises(AssertionError, match=r"1 of 1 entries differ; \[\] is 2, expected 3"):
+        assert_identical(np.array(2), np.array(3))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_assert_identical_rejects_one_ulp(dtype):
+    bits = np.ones(3, dtype).view(f"u{np.dtype(dtype).itemsize}")
+    with pytest.raises(AssertionError, match="1 of 3 entries differ"):
+        assert_identical((bits + np.array([0, 0, 1], bits.dtype)).view(dtype), np.ones(3, dtype))
+
+
+def test_assert_identical_rejects_wrong_dtype():
+    with pytest.raises(AssertionError, match="dtype int64, expected int32"):
+        assert_identical(_array(np.int64), _array(np.int32))
+    with pytest.raises(AssertionError, match="dtype uint32, expected int32"):
+        assert_identical(_array(np.uint32), _array(np.int32))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (12,), (1, 3, 4), (3, 1)])
+def test_assert_identical_rejects_wrong_shape(shape):
+    with pytest.raises(AssertionError, match="shape"):
+        assert_identical(np.ones(shape), np.ones((3, 4)))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_assert_identical_rejects_misplaced_nan(dtype):
+    left, right = np.array([np.nan, 1], dtype), np.array([1, np.nan], dtype)
+    assert_identical(left, left.copy())
+    with pytest.raises(AssertionError, match="2 of 2 entries differ"):
+        assert_identical(left, right)
+
+
+def test_assert_identical_rejects_the_other_zero():
+    assert_identical(np.float32([np.nan]), -np.float32([np.nan]))
+    with pytest.raises(AssertionError, match="1 of 1"):
+        assert_identical(np.float32([-0.0]), np.float32([0.0]))
+
+
+def test_assert_identical_rejects_other_types():
+    array = np.ones(2)
+    for actual, expected in [(None, array), (array, None), ([array], (array,)), ((array,), (array, array)), (1, 2)]:
+        with pytest.raises(AssertionError):
+            assert_identical(actual, expected)
+    with pytest.raises(AssertionError):
+        assert_identical(True, 1)
+
+
+@given(tree=draft_trees(path_scores=True, inactive=False), data=st.data())
+def test_assert_identical_rejects_one_flipped_container_entry(tree, data):
+    assert_identical(tree, tree._map(np.copy))
+    field = data.draw(st.sampled_from(sorted(tree.__dataclass_fields__)))
+    changed = getattr(tree, field).copy()
+    changed.flat[0] = 7 if changed.flat[0] != 7 else 8
+    with pytest.raises(AssertionError, match=rf"DraftTree\.{field}: 1 of"):
+        assert_identical(replace(tree, **{field: changed}), tree)
+    with pytest.raises(AssertionError, match="path_scores"):
+        assert_identical(replace(tree, path_scores=None), tree)
+
+
+@given(kv=paged_caches())
+def test_assert_identical_rejects_another_container(kv):
+    assert_identical((kv, kv), (kv._map(np.copy), kv))
+    with pytest.raises(AssertionError, match="max_context"):
+        assert_identical(replace(kv, max_context=kv.max_context + 1), kv)
+    with pytest.raises(AssertionError, match="tuple, expected PagedKV"):
+        assert_identical((kv,), kv)
+
+
+# ---- assert_close ----
+
+
+def _case(seed=0, dtype=np.float32, size=200):
+    exact = np.random.default_rng(seed).standard_normal(size)
+    return exact, exact.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_assert_close_accepts_the_baseline(dtype):
+    exact, baseline = _case(dtype=dtype)
+    assert_close(baseline, exact, baseline, floor=0.0)
+    assert_close(baseline[:0], exact[:0], baseline[:0], floor=0.0)
+
+
+@given(seed=seeds(), place=st.integers(0, 199))
+def test_assert_close_rejects_one_flipped_element(seed, place):
+    exact, baseline = _case(seed)
+    wrong = baseline.copy()
+    wrong[place] += 1e-3
+    with pytest.raises(AssertionError, match=rf"out: max error .* > .* worst \[{place}\] is"):
+        assert_close(wrong, exact, baseline, floor=2.0**-24, name="out")
+
+
+def test_assert_close_rejects_a_small_error_everywhere():
+    exact, baseline = _case()
+    floor = 1e-3
+    with pytest.raises(AssertionError, match=r"max error .* <= .*, rms .* >"):
+        assert_close(baseline + np.float32(0.5 * floor), exact, baseline, floor=floor)
+    assert_close(baseline + np.float32(0.24 * floor), exact, baseline, floor=floor)
+
+
+def test_assert_close_rejects_wrong_dtype_and_shape():
+    exact, baseline = _case()
+    with pytest.raises(AssertionError, match="dtype float64, expected float32"):
+        assert_close(exact, exact, baseline, floor=1.0)
+    with pytest.raises(AssertionError, match="shape"):
+        assert_close(baseline[None], exact, baseline, floor=1.0)
+    with pytest.raises(TypeError, match="`reference` has dtype float32"):
+        assert_close(baseline, baseline, baseline, floor=1.0)
+    with pytest.raises(ValueError, match="`baseline` is"):
+        assert_close(baseline, exact, baseline[:3], floor=1.0)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_assert_close_rejects_misplaced_specials(special):
+    exact = np.array([0.0, special, 1.0])
+    baseline = exact.astype(np.float32)
+    assert_close(baseline.copy(), exact, baseline, floor=0.0)
+    moved = baseline[[1, 0, 2]]
+    finite = np.zeros(3, np.float32)
+    other = np.where(np.arange(3) == 1, np.float32(-np.inf if special != -np.inf else np.nan), baseline)
+    for wrong in (moved, finite, other):
+        with pytest.raises(AssertionError, match="inf or NaN elsewhere"):
+            assert_close(wrong, exact, baseline, floor=1e9)
+    with pytest.raises(AssertionError, match="the baseline has"):
+        assert_close(baseline, exact, finite, floor=1e9)
+
+
+def test_assert_close_rejects_a_wider_bound_without_a_reason():
+    exact, baseline = _case()
+    with pytest.raises(ValueError, match="needs a `reason`"):
+        assert_close(baseline, exact, baseline, floor=0.0, widen=2.0)
+    with pytest.raises(AssertionError, match="bounds times 2: probabilities are rounded"):
+        assert_close(baseline + 1, exact, baseline, floor=0.0, widen=2.0, reason="probabilities are rounded")
+
+
+def test_to_host_copies_from_a_device():
+    class OnDevice:
+        def get(self):
+            return np.arange(3)
+
+    assert_identical(to_host(OnDevice()), np.arange(3))

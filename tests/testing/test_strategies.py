@@ -1,0 +1,251 @@
+"""Strategies draw valid containers, cover the cases they promise, and refuse bad bounds."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import InvalidArgument, NoSuchExample
+
+from ddtree_cupy import Candidates, DraftTree, PagedKV, Visibility
+from ddtree_cupy.testing import reachable_rows, strategies
+from tests.oracles import ancestors
+
+SEARCH = settings(
+    max_examples=2000, phases=[Phase.generate], derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def _covers(strategy, condition):
+    try:
+        find(strategy, condition, settings=SEARCH)
+    except NoSuchExample:
+        pytest.fail("no such example in 2,000")
+
+
+@given(strategies.draft_logits(dtypes=("float32", "float16", "bfloat16", "float64"), non_finite=True))
+def test_draft_logits_keep_their_bounds(logits):
+    assert logits.ndim in (2, 3)
+    assert logits.shape[-2] <= 4
+    assert 1 <= logits.shape[-1] <= 40
+    as_double = logits.astype(np.float64)
+    assert not ((as_double != 0) & (np.abs(as_double) < 2.0**-126)).any()
+
+
+@given(strategies.draft_logits(ties="distinct", minus_inf=False, max_vocab=256))
+def test_draft_logits_are_distinct(logits):
+    ordered = np.sort(logits.astype(np.float64), axis=-1)
+    assert (np.diff(ordered, axis=-1) > 0).all()
+
+
+@given(strategies.draft_logits(ties="tied", minus_inf=False, min_vocab=6))
+def test_draft_logits_tie(logits):
+    for row in logits.reshape(-1, logits.shape[-1]).astype(np.float64):
+        assert len(np.unique(row)) <= 5
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda x: x.size and np.isnan(x.astype(np.float64)).any(),
+        lambda x: (x == np.inf).any(),
+        lambda x: x.shape[-2] > 1 and (x == -np.inf).all(axis=-1).any() and not (x == -np.inf).all(),
+        lambda x: ((x == 0) & np.signbit(x.astype(np.float64))).any(),
+        lambda x: x.ndim == 2 and x.shape[0] == 0,
+        lambda x: x.ndim == 3 and x.shape[0] == 0,
+        lambda x: x.shape[-1] == 1,
+        lambda x: x.dtype == ml_dtypes.bfloat16,
+        lambda x: x.dtype == np.float16,
+    ],
+)
+def test_draft_logits_cover(condition):
+    _covers(strategies.draft_logits(non_finite=True), condition)
+
+
+@given(strategies.candidate_tables(bad_rows=True, dtypes=("float32", "float64")))
+def test_candidate_tables_are_valid(candidates):
+    assert isinstance(candidates.validate(), Candidates)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda c: np.isnan(c.lse).any() and not np.isnan(c.lse).all(),
+        lambda c: c.token_ids.shape[-1] == 0,
+        lambda c: ((c.logits[..., 1:] == c.logits[..., :-1]) & (c.token_ids[..., 1:] >= 0)).any(),
+        lambda c: (c.token_ids == 0).any(),
+        lambda c: c.token_ids.size and ((c.token_ids == -1).any(axis=-1) & (c.token_ids >= 0).any(axis=-1)).any(),
+        lambda c: c.lse.size and (c.lse == -np.inf).any(),
+    ],
+)
+def test_candidate_tables_cover(condition):
+    _covers(strategies.candidate_tables(bad_rows=True), condition)
+
+
+@given(strategies.parent_arrays(min_nodes=2, max_nodes=9))
+def test_parent_arrays_come_before_children(parents):
+    assert 2 <= len(parents) <= 9
+    assert parents[0] == -1
+    assert all(0 <= parent < node for node, parent in enumerate(parents.tolist()) if node)
+
+
+def _is_comb(tree):
+    parents = tree.parents[: tree.num_nodes].tolist() if not tree.is_batched else []
+    return len(parents) > 5 and sorted(np.bincount(parents[1:]).tolist())[-1] == 2 and tree.depths.max() >= 3
+
+
+@given(strategies.draft_trees(path_scores=True))
+def test_draft_trees_are_valid(tree):
+    assert isinstance(tree.validate(), DraftTree)
+    assert tree.token_ids.shape[-1] <= 65
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda t: not t.is_batched and t.num_nodes > 3 and t.depths.max() == t.num_nodes - 1,
+        lambda t: not t.is_batched and t.num_nodes > 3 and t.depths.max() == 1,
+        _is_comb,
+        lambda t: t.is_batched and len(set(t.num_nodes.tolist())) == 3,
+        lambda t: t.is_batched and (t.num_nodes == 0).any() and (t.num_nodes > 0).any(),
+        lambda t: t.is_batched and (t.num_nodes < t.token_ids.shape[1]).all(),
+        lambda t: not t.is_batched and t.num_nodes == 0,
+        lambda t: (t.token_ids == 0).any(),
+        *[lambda t, n=n: not t.is_batched and t.num_nodes == n for n in (1, 31, 32, 33, 63, 64, 65)],
+    ],
+)
+def test_draft_trees_cover(condition):
+    _covers(strategies.draft_trees(), condition)
+
+
+@given(strategies.visibilities())
+def test_visibilities_are_valid(found):
+    assert isinstance(found.validate(), Visibility)
+    assert found.to_dense().shape[-1] <= 65
+
+
+def _is_not_closed(found):
+    if found.is_batched:
+        return False
+    dense = found.to_dense()
+    return any(dense[i, j] and (dense[j] & ~dense[i]).any() for i, j in np.argwhere(dense))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        _is_not_closed,
+        lambda v: not v.is_batched and v.num_nodes > 2 and not v.to_dense().any(),
+        lambda v: not v.is_batched and v.num_nodes > 2 and np.triu(v.to_dense(), 1).any(),
+        lambda v: v.is_batched and any(b[n:].any() for b, n in zip(v.visibility_bits, v.num_nodes, strict=True)),
+    ],
+)
+def test_visibilities_cover(condition):
+    _covers(strategies.visibilities(max_nodes=34), condition)
+
+
+@given(strategies.paged_caches(min_batch=0))
+def test_paged_caches_are_valid(kv):
+    assert isinstance(kv.validate(), PagedKV)
+    reachable = reachable_rows(kv)
+    assert not np.isnan(kv.ckv[reachable].astype(np.float64)).any()
+    assert not np.isnan(kv.kpe[reachable].astype(np.float64)).any()
+
+
+@given(rows=st.lists(st.integers(0, 20), max_size=3), data=st.data())
+def test_paged_caches_poison_what_nothing_may_read(rows, data):
+    kv = data.draw(strategies.paged_caches(num_rows=np.array(rows, np.int32)))
+    reachable = reachable_rows(kv, rows)
+    assert np.isnan(kv.ckv[~reachable].astype(np.float64)).all()
+    assert np.isfinite(kv.ckv[reachable].astype(np.float64)).all()
+    assert kv.page_table.shape[0] == len(rows)
+    assert all(kv.context_lens + rows <= kv.page_table.shape[1] * kv.page_size)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda kv: kv.ckv.size and not kv.ckv.flags.c_contiguous and kv.ckv.base is kv.kpe.base,
+        lambda kv: kv.ckv.flags.c_contiguous and kv.ckv.size,
+        lambda kv: (
+            kv.is_batched
+            and len(kv.page_table) > 1
+            and (kv.page_table[0, :1] == kv.page_table[1, :1]).any()
+            and kv.page_table[0, 0] >= 0
+        ),
+        lambda kv: not kv.is_batched and (kv.page_table == -1).any(),
+        lambda kv: not kv.is_batched and (kv.page_table[1:] < kv.page_table[:-1]).any() and kv.context_lens > 20,
+        lambda kv: kv.page_size == 1,
+        lambda kv: (kv.context_lens == 0).any(),
+        lambda kv: not kv.is_batched and kv.page_size > 1 and kv.context_lens == kv.page_size,
+        lambda kv: np.isnan(kv.ckv.astype(np.float64)).all(axis=(1, 2)).any(),
+    ],
+)
+def test_paged_caches_cover(condition):
+    _covers(strategies.paged_caches(), condition)
+
+
+def test_paged_caches_cover_absurd_page_ids():
+    caches = strategies.paged_caches(batched=False, unused_pages="absurd")
+    _covers(caches, lambda kv: (kv.page_table == 2**30).any())
+    _covers(caches, lambda kv: (kv.page_table == -(2**31)).any())
+
+
+@given(strategies.ragged_batches(max_nodes=20))
+def test_ragged_batches_are_valid(batch):
+    batch.tree.validate()
+    kv = batch.kv.validate()
+    assert kv.is_batched == batch.tree.is_batched
+    assert kv.context_lens.shape == batch.tree.num_nodes.shape
+    reachable = reachable_rows(kv, batch.tree.num_nodes)
+    assert np.isnan(kv.ckv[~reachable].astype(np.float64)).all()
+
+
+def test_ragged_batches_cover():
+    batches = strategies.ragged_batches(max_nodes=20)
+    _covers(batches, lambda b: isinstance(b.tree, DraftTree) and b.tree.is_batched and (b.tree.num_nodes == 0).any())
+    _covers(batches, lambda b: isinstance(b.tree, Visibility) and not b.tree.is_batched)
+
+
+@given(strategies.draft_trees(batched=False, inactive=False))
+def test_draft_trees_end_with_the_last_token_of_their_ancestors(tree):
+    """Node t in the tree is the last token of its ancestor chain (an invariant worth checking multi-round)."""
+    for node in range(int(tree.num_nodes)):
+        chain = ancestors(tree.parents, node)
+        assert chain[-1] == node
+        assert len(chain) == tree.depths[node] + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: strategies.node_counts(min_nodes=-1), "min_nodes"),
+        (lambda: strategies.draft_logits(min_vocab=0), "min_vocab"),
+        (lambda: strategies.draft_logits(min_draft_len=3, max_draft_len=2), "max_draft_len"),
+        (lambda: strategies.draft_logits(max_batch=True), "max_batch"),
+        (lambda: strategies.draft_logits(dtypes=("float8",)), "float8"),
+        (lambda: strategies.draft_logits(dtypes="float32"), "dtypes"),
+        (lambda: strategies.draft_logits(dtypes=()), "dtypes"),
+        (lambda: strategies.draft_logits(ties="never"), "ties"),
+        (lambda: strategies.draft_logits(ties="distinct", min_vocab=300, max_vocab=400), "max_vocab"),
+        (lambda: strategies.candidate_tables(dtypes=("float16",)), "float16"),
+        (lambda: strategies.candidate_tables(min_width=2.0), "min_width"),
+        (lambda: strategies.parent_arrays(min_nodes=0), "min_nodes"),
+        (lambda: strategies.parent_arrays(shapes=("ring",)), "ring"),
+        (lambda: strategies.parent_arrays(shapes=()), "shapes"),
+        (lambda: strategies.draft_trees(min_nodes=9, max_nodes=8), "max_nodes"),
+        (lambda: strategies.draft_trees(vocab=0), "vocab"),
+        (lambda: strategies.visibilities(min_nodes=0), "min_nodes"),
+        (lambda: strategies.paged_caches(page_sizes=(0,)), "page_sizes"),
+        (lambda: strategies.paged_caches(head_dims=()), "head_dims"),
+        (lambda: strategies.paged_caches(num_rows=-1), "num_rows"),
+        (lambda: strategies.paged_caches(unused_pages="wild"), "unused_pages"),
+        (lambda: strategies.paged_caches(min_context=5, max_context=4), "min_context"),
+        (lambda: strategies.ragged_batches(kind="mask"), "kind"),
+        (lambda: strategies.ragged_batches(num_rows=3), "num_rows"),
+        (lambda: strategies.ragged_batches(page_sizes=(-1,)), "page_sizes"),
+    ],
+)
+def test_strategies_rejects_bad_bounds(make, named):
+    with pytest.raises(InvalidArgument, match=named):
+        make()

@@ -1,0 +1,262 @@
+"""The attention kernels, version by version, against the dense answer: one body for the emulator and the GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tree_attention.cases import BFLOAT16, assert_state, build, matrix_case, recipes, tree_case
+
+from ddtree_cupy import (
+    PagedKV,
+    Visibility,
+    attention_workspace_bytes,
+    emulate,
+    merge_states,
+    tree_attention,
+    write_kv,
+)
+from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
+from ddtree_cupy.testing import assert_identical
+from ddtree_cupy.tree_attention import reference
+
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
+VERSIONS = ["v1_three_phase", "v2_split_kv"]
+
+versions = pytest.mark.parametrize("variant", VERSIONS)
+
+
+def attend(backend, case, **options):
+    return backend(tree_attention, *case.arguments, sm_scale=case.sm_scale, **options)
+
+
+@versions
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(recipe=recipes(), keys=st.sampled_from(["all", "context", "tree"]), seed=st.integers(0, 9))
+def test_tree_attention_matches_oracle(kernels, variant, dtype, recipe, keys, seed):
+    case = build(recipe, dtype=dtype)
+    out, lse = attend(replace(kernels, seed=seed), case, keys=keys, variant=variant)
+    assert_state(case, out, lse, keys)
+
+
+@versions
+@pytest.mark.parametrize("head_dims", [(16, 16), (64, 16), (48, 32), (144, 16)])
+def test_tree_attention_matches_oracle_for_other_head_sizes(kernels, variant, head_dims):
+    case = matrix_case(np.random.default_rng(1), [5, 9], [70, 3], head_dims=head_dims, heads=3)
+    assert_state(case, *attend(kernels, case, variant=variant))
+
+
+@versions
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("page_size", [1, 7, 64])
+def test_tree_attention_matches_oracle_at_deepseek_sizes(kernels, variant, dtype, page_size):
+    options = {"head_dims": (512, 64), "heads": 2, "page_size": page_size, "dtype": dtype}
+    case = tree_case(np.random.default_rng(2), [9, 4], [300, 65], **options)
+    assert_state(case, *attend(kernels, case, variant=variant))
+
+
+@versions
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 63, 64, 65, 1025])
+def test_tree_attention_matches_oracle_for_many_nodes(kernels, variant, count):
+    case = tree_case(np.random.default_rng(count), [count], [5], heads=1, head_dims=(16, 16))
+    assert_state(case, *attend(kernels, case, variant=variant))
+
+
+@versions
+@pytest.mark.parametrize("heads", [1, 8, 12, 64, 128])
+def test_tree_attention_matches_oracle_for_many_heads(kernels, variant, heads):
+    case = matrix_case(np.random.default_rng(heads), [3], [9], heads=heads, head_dims=(16, 16))
+    assert_state(case, *attend(kernels, case, variant=variant))
+
+
+@pytest.mark.parametrize("context", [255, 256, 257, 511, 513, 1500])
+def test_v2_matches_oracle_around_slice_edges(kernels, context):
+    case = tree_case(np.random.default_rng(context), [3, 1], [context, 0], heads=1, head_dims=(16, 16))
+    assert_state(case, *attend(kernels, case, variant="v2_split_kv"))
+
+
+@versions
+def test_tree_attention_matches_oracle_for_huge_scores(kernels, variant):
+    """Scores of about +-6e4, where a finite sentinel such as -5e4 for masked keys would win."""
+    rng = np.random.default_rng(3)
+    for factor in (6e4, -6e4):
+        case = matrix_case(rng, [4], [40], head_dims=(16, 16), heads=2)
+        one = np.zeros_like(case.q_nope)
+        one[..., 0] = 1
+        rows = case.kv.ckv.copy()
+        rows[..., 0] = factor * (1 + 1e-4 * rng.standard_normal(rows.shape[:2]))
+        pages, slots = case.kv.locate("test", np.arange(44), 0)
+        dense = [rows[pages, slots].astype(np.float64)]
+        case = case.with_values(q_nope=one, q_pe=0 * one, kv=replace(case.kv, ckv=rows), ckv_rows=dense, sm_scale=1.0)
+        assert_state(case, *attend(kernels, case, variant=variant))
+
+
+@versions
+@given(recipe=recipes())
+def test_tree_attention_is_identical_when_others_join_the_batch(kernels, variant, recipe):
+    case = build(recipe)
+    joined = attend(kernels, case, variant=variant)
+    for b in range(len(recipe["counts"])):
+        one = slice(b, b + 1)
+        tree = Visibility(case.tree.visibility_bits[one], case.tree.num_nodes[one])
+        kv = replace(case.kv, page_table=case.kv.page_table[one], context_lens=case.kv.context_lens[one])
+        options = {"sm_scale": case.sm_scale, "variant": variant}
+        alone = kernels(tree_attention, tree, case.q_nope[one], case.q_pe[one], kv, **options)
+        assert_identical((joined[0][one], joined[1][one]), alone)
+
+
+@versions
+@given(recipe=recipes())
+def test_tree_attention_never_writes_outside_its_results(kernels, variant, recipe):
+    """Guard zones around out and lse keep their canaries; every entry between them is written."""
+    case = build(recipe)
+    rows = case.q_nope.size // case.q_nope.shape[-1]
+    store = kernels.put([np.full(case.q_nope.size + 512, np.nan, np.float32), np.full(rows + 64, np.nan, np.float32)])
+    out = store[0][256:-256].reshape(case.q_nope.shape)
+    lse = store[1][32:-32].reshape(case.q_nope.shape[:-1])
+    arguments = kernels.put(case.arguments)
+    kernels.run(tree_attention, *arguments, sm_scale=case.sm_scale, variant=variant, out=(out, lse))
+    outer_out, outer_lse = kernels.get(store)
+    assert np.isnan(outer_out[:256]).all()
+    assert np.isnan(outer_out[-256:]).all()
+    assert np.isnan(outer_lse[:32]).all()
+    assert np.isnan(outer_lse[-32:]).all()
+    assert_state(case, *kernels.get((out, lse)))
+
+
+def test_v2_takes_a_workspace_of_the_size_it_names(kernels):
+    case = tree_case(np.random.default_rng(4), [5, 7], [600, 30], heads=1, head_dims=(16, 16))
+    arguments = kernels.put(case.arguments)
+    size = kernels.run(attention_workspace_bytes, *arguments, variant="v2_split_kv")
+    assert size > 0
+    poisoned = kernels.put(np.full(size, 0xFF, np.uint8))
+    options = {"sm_scale": case.sm_scale, "variant": "v2_split_kv"}
+    assert_state(case, *kernels.get(kernels.run(tree_attention, *arguments, workspace=poisoned, **options)))
+    with pytest.raises(ArgumentError, match="workspace"):
+        kernels.run(tree_attention, *arguments, workspace=poisoned[:-1], **options)
+
+
+@versions
+def test_tree_attention_survives_wrong_numbers_in_device_arrays(kernels, variant):
+    """Lengths, page ids and node counts out of range give wrong rows, never an access out of bounds."""
+    case = tree_case(np.random.default_rng(5), [4, 6], [40, 9], heads=2, head_dims=(16, 16), poison=0.0)
+    for lens, nodes, page in (
+        ([2**30, -5], [6, 6], 3),
+        ([40, 9], [-1, 2**30], 3),
+        ([40, 9], [4, 6], 2**30),
+        (
+            [40, 9],
+            [4, 6],
+            -7,
+        ),
+    ):
+        table = np.where(np.arange(case.kv.page_table.shape[1]) == 0, page, case.kv.page_table).astype(np.int32)
+        kv = replace(case.kv, context_lens=np.array(lens, np.int32), page_table=table)
+        tree = Visibility(case.tree.visibility_bits, np.array(nodes, np.int32))
+        out, _ = kernels(tree_attention, tree, case.q_nope, case.q_pe, kv, sm_scale=0.1, variant=variant)
+        assert out.shape == case.q_nope.shape
+
+
+def test_v1_refuses_a_context_that_does_not_fit(kernels):
+    case = tree_case(np.random.default_rng(6), [2], [3], head_dims=(16, 16))
+    kv = replace(case.kv, max_context=200_000)
+    with pytest.raises(UnsupportedError, match="v1_three_phase keeps 200002 scores"):
+        kernels(tree_attention, case.tree, case.q_nope, case.q_pe, kv, sm_scale=1.0, variant="v1_three_phase")
+    out, lse = kernels(tree_attention, case.tree, case.q_nope, case.q_pe, kv, sm_scale=case.sm_scale)
+    assert_state(case, out, lse)
+
+
+def test_tree_attention_rejects_what_no_kernel_takes(kernels):
+    case = tree_case(np.random.default_rng(7), [2], [3], head_dims=(16, 16), dtype=np.float64)
+    with pytest.raises(DTypeError, match=r"float32.*astype"):
+        attend(kernels, case)
+    case = tree_case(np.random.default_rng(7), [2], [3], head_dims=(24, 16))
+    with pytest.raises(UnsupportedError, match="multiples of 16"):
+        attend(kernels, case)
+    case = tree_case(np.random.default_rng(7), [2], [3], head_dims=(16, 16))
+    with pytest.raises(UnsupportedError, match="supported: auto, v1_three_phase"):
+        attend(kernels, case, variant="v9")
+    bits = np.zeros((1, 2, 2), np.uint32)[..., ::2]
+    with pytest.raises(LayoutError, match="visibility_bits"):
+        kernels.run(
+            tree_attention, *kernels.put((Visibility(bits, np.array([2], np.int32)), *case.arguments[1:])), sm_scale=1.0
+        )
+
+
+def test_emulated_tree_attention_addresses_pools_beyond_32_bits():
+    """A pool of 2.4e9 elements, of which a few rows exist: an int32 offset would wrap into memory that is not there."""
+    available, reason = emulate.available()
+    if not available:
+        pytest.skip(f"needs a C++ compiler: {reason}")
+    num_pages, page_size, width = 70_000, 64, 544
+    pool = emulate.sparse_array((num_pages, page_size, width), np.float32)
+    rng = np.random.default_rng(8)
+    case = tree_case(rng, [3], [100], head_dims=(512, 32), heads=1, page_size=page_size)
+    pages = np.array([[num_pages - 1, num_pages - 2]], np.int32)
+    for number, page in enumerate(pages[0]):
+        pool[page, :, :512] = case.kv.ckv[case.kv.page_table[0, number]]
+        pool[page, :, 512:] = case.kv.kpe[case.kv.page_table[0, number]]
+    kv = PagedKV(pool[..., :512], pool[..., 512:], pages, case.kv.context_lens)
+    for variant in VERSIONS:
+        with emulate.active():
+            out, lse = tree_attention(*case.arguments[:3], kv, sm_scale=case.sm_scale, variant=variant)
+        assert_state(case, out, lse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(seed=st.integers(0, 2**16), shape=st.sampled_from([(1, 1), (3, 5), (2, 33), (1, 100)]))
+def test_merge_states_matches_reference(kernels, dtype, seed, shape):
+    rng = np.random.default_rng(seed)
+    outs = [rng.standard_normal((*shape, 16)).astype(dtype) for _ in range(2)]
+    lses = [
+        np.where(rng.random(shape) < 0.3, -np.inf, 10 * rng.standard_normal(shape)).astype(np.float32) for _ in "ab"
+    ]
+    for out, lse in zip(outs, lses, strict=True):
+        out[lse == -np.inf] = np.nan
+    out, lse = kernels(merge_states, outs[0], lses[0], outs[1], lses[1])
+    exact_out, exact_lse = reference.merge_states(outs[0], lses[0], outs[1], lses[1], compute_dtype=np.float64)
+    plain_out, plain_lse = reference.merge_states(outs[0], lses[0], outs[1], lses[1], compute_dtype=np.float32)
+    from ddtree_cupy.testing import assert_close, lse_floor, out_floor
+
+    values = np.nan_to_num(np.concatenate([o.astype(np.float64).ravel() for o in outs]))
+    assert_close(out, exact_out, plain_out.astype(dtype), floor=out_floor(dtype, exact_out, values))
+    assert_close(lse, exact_lse, plain_lse, floor=lse_floor(exact_lse))
+    one_sided = (lses[1] == -np.inf) & (lses[0] > -np.inf)
+    assert_identical(out[one_sided], outs[0][one_sided])
+    assert_identical(lse[one_sided], lses[0][one_sided])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@given(recipe=recipes(), by_array=st.booleans(), seed=st.integers(0, 2**16))
+def test_write_kv_is_identical_to_reference(kernels, dtype, recipe, by_array, seed):
+    case = build(recipe, dtype=dtype)
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((*case.q_nope.shape[:2], 48)).astype(dtype)
+    counts = np.array(recipe["counts"], np.int32)
+    num_rows = counts if by_array else int(counts.min())
+    pool = case.kv.ckv.base
+
+    def run(backend_put, runner):
+        buffer = backend_put(pool.copy())
+        kv = PagedKV(
+            buffer[..., :32], buffer[..., 32:], backend_put(case.kv.page_table), backend_put(case.kv.context_lens)
+        )
+        new = backend_put(rows)
+        runner(write_kv, kv, new[..., :32], new[..., 32:], num_rows=backend_put(num_rows) if by_array else num_rows)
+        return buffer
+
+    expected = run(lambda array: array, lambda function, *a, **o: function(*a, **o))
+    found = kernels.get(run(kernels.put, kernels.run))
+    assert_identical(found, expected)
+
+
+def test_write_kv_skips_positions_without_a_page(kernels):
+    kv = PagedKV.allocate(6, page_size=2, head_dim_ckv=16, head_dim_kpe=16)
+    table = np.array([0, -1, 2**30], np.int32)
+    rows = np.ones((6, 16), np.float32)
+    kv = kernels.put(replace(kv, page_table=table))
+    kernels.run(write_kv, kv, *kernels.put((rows, rows)), num_rows=6)
+    written = kernels.get(kv.ckv)
+    assert written[0].min() == 1
+    assert not written[1:].any()
