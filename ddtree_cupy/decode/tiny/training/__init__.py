@@ -1,0 +1,1 @@
+"""PyTorch side of the tiny models: definitions, training loop, sampling, acceptance estimate."""
