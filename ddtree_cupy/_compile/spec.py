@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from ddtree_cupy._compile.sources import expand, expand_text
@@ -46,7 +45,11 @@ class Arg:
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype."""
-        return np.dtype(ml_dtypes.bfloat16) if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        if self.dtype == "bfloat16":
+            import ml_dtypes  # here, so that importing the package pulls in NumPy only
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class KernelSpec:
         if len(set(names)) != len(names):
             raise ArgumentError(f"{self.label}: an argument name occurs twice: {', '.join(names)}")
         for arg in self.args:
-            _ = arg.numpy_dtype  # a misspelt dtype fails here, not at the first launch
+            if arg.dtype != "bfloat16":
+                _ = arg.numpy_dtype  # a misspelt dtype fails here, not at the first launch
         # Specs are dictionary keys in the hot path: hash the long tuple once.
         key = (self.source, self.entry, self.args, self.code, self.defines, self.options, self.arch_specific)
         object.__setattr__(self, "_hash", hash(key))

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "ddtree_cupy"
 OPS = ("tree_build", "tree_attention", "tree_accept")
 CONTAINERS = {"errors", "_check", "_topology", "_layout", "_validate", "containers"}
 KERNEL = {"errors", "_check", "_topology", "containers", "_compile", "emulate"}
-API = KERNEL | set(OPS) | {"__init__"}
+API = KERNEL | set(OPS) | {"_dispatch", "__init__"}
 EVERYTHING = API | CONTAINERS | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
 
 # part of the package -> the parts it may import; a part always sees itself
@@ -20,13 +20,16 @@ ALLOWED = {
     "_topology": set(),
     "_layout": set(),
     "_check": {"errors"},
+    "_dispatch": {"_check", "emulate"},
     "_validate": {"errors", "_check", "_topology"},
     "containers": CONTAINERS,
     "_compile": {"errors", "_check"},
     "emulate": {"errors", "_check", "_compile"},
     **{f"{op}.reference": CONTAINERS for op in OPS},
-    **{f"{op}.kernel": KERNEL for op in OPS},
-    **{f"{op}.api": KERNEL | {f"{op}.reference", f"{op}.kernel"} for op in OPS},
+    **{f"{op}.kernel": KERNEL | {f"{op}.kernel_specs"} for op in OPS},
+    **{f"{op}.kernel_specs": {"_compile"} for op in OPS},
+    **{f"{op}._arguments": CONTAINERS | {"_dispatch"} for op in OPS},
+    **{f"{op}.api": KERNEL | {"_dispatch", f"{op}.reference", f"{op}.kernel", f"{op}._arguments"} for op in OPS},
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
     "__init__": CONTAINERS | set(OPS),
     "decode": API,
