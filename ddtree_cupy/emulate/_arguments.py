@@ -4,7 +4,6 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ddtree_cupy.emulate._native import NativeKernel
@@ -39,9 +38,15 @@ def parameters_of(kernel: NativeKernel) -> tuple[Parameter, ...]:
         if raw.kind in _KINDS:
             dtype = np.dtype(f"{_KINDS[raw.kind]}{8 * raw.bytes}") if raw.bytes <= 8 else None
         elif raw.kind:
-            dtype = np.dtype({4: np.bool_, 5: np.float16, 6: ml_dtypes.bfloat16}[raw.kind])
+            dtype = _bfloat16() if raw.kind == 6 else np.dtype({4: np.bool_, 5: np.float16}[raw.kind])
         found.append(Parameter(bool(raw.is_pointer), bool(raw.is_const), dtype, int(raw.bytes)))
     return tuple(found)
+
+
+def _bfloat16() -> np.dtype[Any]:
+    import ml_dtypes  # here, so that importing the package pulls in NumPy only
+
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 def pack(kernel: str, parameters: tuple[Parameter, ...], args: tuple[Any, ...], *, strided: bool) -> tuple[Any, Any]:

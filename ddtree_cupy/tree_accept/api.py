@@ -1,14 +1,29 @@
 """Public functions of tree_accept: docstrings, checks and dispatch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 
-from ddtree_cupy._check import FLOATS_AND_F64, Checker, deliver_arrays
+from ddtree_cupy._check import Checker, deliver_arrays
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.tree_accept import reference
+from ddtree_cupy.tree_accept import kernel, reference
+from ddtree_cupy.tree_accept._arguments import (
+    caches_of,
+    check_accept,
+    check_commit,
+    check_commit_out,
+    check_paths,
+    check_result_out,
+    check_rows,
+    check_sampling,
+    check_targets,
+    check_targets_out,
+    counts_of,
+    temperatures_of,
+    with_batch,
+)
 
 Array = Any
 
@@ -19,6 +34,7 @@ def greedy_targets(
     num_nodes: int | Array | None = None,
     out: Array | None = None,
     workspace: Array | None = None,
+    checked: bool = True,
 ) -> Array:
     """Return the target's most likely token at every node; the lowest id wins a tie, +inf wins.
 
@@ -31,7 +47,9 @@ def greedy_targets(
     out : int32 array, optional
         Array to write the result into.
     workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+        Ignored: no scratch is needed.
+    checked : bool
+        False skips a kernel's checks of arrays, in hot loops.
 
     Returns
     -------
@@ -41,7 +59,7 @@ def greedy_targets(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        Also for a valid row that holds NaN or nothing above -inf.
+        NumPy: also for a valid row that holds NaN or nothing above -inf; a kernel gives -1 there.
 
     Examples
     --------
@@ -49,16 +67,18 @@ def greedy_targets(
     [1, 2]
     """
     check = Checker("greedy_targets")
-    batched, counts = _check_targets(check, target_logits, num_nodes)
+    backend, batched, num_nodes = check_targets(check, target_logits, num_nodes, checked)
     logits = target_logits if batched else target_logits[None]
-    for b, count in enumerate(counts):
-        rows = logits[b, :count]
-        if np.isnan(rows).any() or (rows.max(axis=1, initial=-np.inf) == -np.inf).any():
-            raise ArgumentError(
-                f"greedy_targets: `target_logits` of request {b} holds NaN or a row without a value above -inf"
-            )
-    token_ids = reference.greedy_targets(logits, num_nodes=counts)
-    return _deliver("greedy_targets", token_ids if batched else token_ids[0], out)
+    if backend == "numpy":
+        counts = counts_of(check, logits, num_nodes)
+        check_rows(check, logits, counts)
+        token_ids = reference.greedy_targets(logits, num_nodes=counts)
+        return _deliver("greedy_targets", token_ids if batched else token_ids[0], out)
+    if checked:
+        check_targets_out(check, target_logits, out)
+    given = out if out is None or batched else out[None]
+    token_ids = kernel.greedy_targets(logits, num_nodes=num_nodes, backend=backend, out=given, checked=checked)
+    return out if out is not None else token_ids if batched else token_ids[0]
 
 
 def sample_targets(
@@ -69,6 +89,7 @@ def sample_targets(
     num_nodes: int | Array | None = None,
     out: Array | None = None,
     workspace: Array | None = None,
+    checked: bool = True,
 ) -> Array:
     """Sample the target's token at every node from softmax(logits / temperature).
 
@@ -88,7 +109,9 @@ def sample_targets(
     out : int32 array, optional
         Array to write the result into.
     workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+        Ignored: no scratch is needed.
+    checked : bool
+        False skips a kernel's checks of arrays, in hot loops.
 
     Returns
     -------
@@ -98,11 +121,13 @@ def sample_targets(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        Also for a valid row that holds NaN, +inf or nothing above -inf, and for u outside [0, 1).
+        NumPy: also for a valid row that holds NaN, +inf or nothing above -inf (a kernel gives -1 there), for u
+        outside [0, 1) and for a temperature that is not above 0.
 
     Notes
     -----
     `accept` on these tokens is lossless: the committed text has exactly the target's distribution.
+    A kernel's draw is the reference's unless u * total lies within 1e-6 * total of an edge.
 
     Examples
     --------
@@ -111,30 +136,37 @@ def sample_targets(
     [0, 1, 2]
     """
     check = Checker("sample_targets")
-    batched, counts = _check_targets(check, target_logits, num_nodes, uniforms=uniforms)
-    check.array("uniforms", uniforms, (*batched, "num_nodes"), ("float64", "float32"))
-    if not batched:
-        target_logits, uniforms = target_logits[None], uniforms[None]
-    if isinstance(temperature, np.ndarray):
-        check.array("temperature", temperature, batched, ("float64", "float32"))
-        temperatures = np.atleast_1d(temperature).astype(np.float64)
-        if not np.all(temperatures > 0) or not np.all(np.isfinite(temperatures)):
-            raise ArgumentError(f"sample_targets: `temperature` is {temperature.tolist()}, expected finite numbers > 0")
-    else:
-        temperatures = np.full(len(counts), check.real("temperature", temperature, above=0.0))
-    for b, count in enumerate(counts):
-        if not np.all((uniforms[b, :count] >= 0) & (uniforms[b, :count] < 1)):
-            raise ArgumentError(f"sample_targets: `uniforms` of request {b} leaves [0, 1)")
-        if not np.all(np.isfinite(target_logits[b, :count].max(axis=1, initial=-np.inf))):
-            raise ArgumentError(
-                f"sample_targets: `target_logits` of request {b} holds NaN, +inf or a row without a value above -inf"
-            )
-    token_ids = reference.sample_targets(target_logits, uniforms, temperature=temperatures, num_nodes=counts)
-    return _deliver("sample_targets", token_ids if batched else token_ids[0], out)
+    backend, batched, num_nodes = check_targets(check, target_logits, num_nodes, checked, uniforms=uniforms)
+    temperature = check_sampling(check, backend, batched, uniforms, temperature, checked)
+    logits = target_logits if batched else target_logits[None]
+    draws = uniforms if batched else uniforms[None]
+    if backend == "numpy":
+        counts = counts_of(check, logits, num_nodes)
+        check_rows(check, logits, counts, uniforms=draws)
+        temperatures = temperatures_of(check, temperature, len(counts))
+        token_ids = reference.sample_targets(logits, draws, temperature=temperatures, num_nodes=counts)
+        return _deliver("sample_targets", token_ids if batched else token_ids[0], out)
+    if checked:
+        check_targets_out(check, target_logits, out)
+    token_ids = kernel.sample_targets(
+        logits,
+        draws,
+        temperature=temperature,
+        num_nodes=num_nodes,
+        backend=backend,
+        out=out if out is None or batched else out[None],
+        checked=checked,
+    )
+    return out if out is not None else token_ids if batched else token_ids[0]
 
 
 def accept(
-    tree: DraftTree, target_token_ids: Array, *, out: AcceptResult | None = None, workspace: Array | None = None
+    tree: DraftTree,
+    target_token_ids: Array,
+    *,
+    out: AcceptResult | None = None,
+    workspace: Array | None = None,
+    checked: bool = True,
 ) -> AcceptResult:
     """Walk from the root while the target's token at the current node is one of its children.
 
@@ -148,7 +180,9 @@ def accept(
     out : AcceptResult, optional
         Arrays to write the result into.
     workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+        Ignored: no scratch is needed.
+    checked : bool
+        False skips a kernel's checks of arrays, in hot loops.
 
     Returns
     -------
@@ -172,29 +206,43 @@ def accept(
     AcceptResult(accepted=[0, 1, 2], num_accepted=2, bonus_token=33)
     """
     check = Checker("accept")
-    if not isinstance(tree, DraftTree):
-        raise DTypeError(f"accept: `tree` is {type(tree).__name__}, expected DraftTree")
-    links = {name: getattr(tree, name) for name in ("token_ids", "first_child", "next_sibling")}
-    named = {f"tree.{name}": array for name, array in links.items()}
-    _require_numpy(check, **named, **{"tree.num_nodes": tree.num_nodes}, target_token_ids=target_token_ids)
-    batched = ("batch",) if tree.is_batched else ()
-    for name, array in (*named.items(), ("target_token_ids", target_token_ids)):
-        check.array(name, array, (*batched, "num_nodes"), ("int32",))
-    check.array("tree.num_nodes", tree.num_nodes, batched, ("int32",))
-    result = reference.accept(
-        tree if batched else tree.with_batch(), target_token_ids if batched else target_token_ids[None]
-    )
-    return (result if batched else result.without_batch()).deliver("accept", out)
+    backend, batched = check_accept(check, tree, target_token_ids, checked)
+    if checked and backend != "numpy":
+        check_result_out(check, target_token_ids, out)
+    each = tree if batched else tree.with_batch()
+    targets = target_token_ids if batched else target_token_ids[None]
+    if backend == "numpy":
+        result = reference.accept(each, targets)
+        return (result if batched else result.without_batch()).deliver("accept", out)
+    result = kernel.accept(each, targets, backend=backend, out=with_batch(out, batched), checked=checked)
+    return out or (result if batched else result.without_batch())
 
 
-@overload
-def commit_kv(kv: PagedKV, result: AcceptResult, *, workspace: Array | None = None) -> PagedKV: ...
 @overload
 def commit_kv(
-    kv: Sequence[PagedKV], result: AcceptResult, *, workspace: Array | None = None
+    kv: PagedKV,
+    result: AcceptResult,
+    *,
+    out: Array | None = None,
+    workspace: Array | None = None,
+    checked: bool = True,
+) -> PagedKV: ...
+@overload
+def commit_kv(
+    kv: Sequence[PagedKV],
+    result: AcceptResult,
+    *,
+    out: Array | Sequence[Array] | None = None,
+    workspace: Array | None = None,
+    checked: bool = True,
 ) -> tuple[PagedKV, ...]: ...
 def commit_kv(
-    kv: PagedKV | Sequence[PagedKV], result: AcceptResult, *, workspace: Array | None = None
+    kv: PagedKV | Sequence[PagedKV],
+    result: AcceptResult,
+    *,
+    out: Array | Sequence[Array] | None = None,
+    workspace: Array | None = None,
+    checked: bool = True,
 ) -> PagedKV | tuple[PagedKV, ...]:
     """Move the accepted tree rows right behind the context and return caches that count them.
 
@@ -206,8 +254,13 @@ def commit_kv(
         Pages are modified in place; everything is read before anything is written. Layers that share one cache
         are moved once.
     result : AcceptResult
-    workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+    out : int32 array, shape ([B]), or a sequence of them (one a cache), optional
+        Where the new `context_lens` go; one array for a sequence of caches is for those that share `context_lens`.
+        It may be the old array itself.
+    workspace : uint8 array, shape (n,), optional
+        Scratch of at least `commit_kv_workspace_bytes`; NumPy ignores it.
+    checked : bool
+        False skips a kernel's checks of arrays, in hot loops.
 
     Returns
     -------
@@ -217,7 +270,12 @@ def commit_kv(
     Raises
     ------
     ShapeError, DTypeError, LayoutError, ArgumentError
-        Also when a position has no page; nothing is moved then.
+        NumPy: also when a position has no page; nothing is moved then. A kernel leaves such a row where it is.
+
+    Notes
+    -----
+    Kernels launch once a cache. Caches over the same memory with different page-table arrays are read into scratch
+    before any of them is written.
 
     Examples
     --------
@@ -229,42 +287,64 @@ def commit_kv(
     (5, [0.0, 1.0, 2.0, 4.0, 5.0])
     """
     check = Checker("commit_kv")
-    if not isinstance(result, AcceptResult):
-        raise DTypeError(f"commit_kv: `result` is {type(result).__name__}, expected AcceptResult")
     single = isinstance(kv, PagedKV)
-    caches: Sequence[PagedKV] = [kv] if isinstance(kv, PagedKV) else list(kv)
-    for cache in caches:
-        if not isinstance(cache, PagedKV):
-            raise DTypeError(f"commit_kv: `kv` holds {type(cache).__name__}, expected PagedKV or a sequence of them")
-    batched = ("batch",) if result.is_batched else ()
-    check.array("result.accepted", result.accepted, (*batched, "num_nodes"), ("int32",))
-    check.array("result.num_accepted", result.num_accepted, batched, ("int32",))
-    for cache in caches:
-        pools = {"kv.ckv": cache.ckv, "kv.kpe": cache.kpe}
-        tables = {"kv.page_table": cache.page_table, "kv.context_lens": cache.context_lens}
-        _require_numpy(check, **pools, **tables, **{"result.accepted": result.accepted})
-        for name, pool in pools.items():
-            check.array(name, pool, pool.shape, FLOATS_AND_F64, writable=True)
-        if len(cache.page_table.shape) != len(batched) + 1:
-            raise ShapeError(
-                f"commit_kv: `kv.page_table` is {cache.page_table.shape}, expected {len(batched) + 1} axes like "
-                f"`result`, whose `accepted` is {result.accepted.shape}"
-            )
-        check.array("kv.page_table", cache.page_table, (*batched, cache.page_table.shape[-1]), ("int32",))
-        check.array("kv.context_lens", cache.context_lens, batched, ("int32",))
+    caches = caches_of(check, kv)
+    backend, batched = check_commit(check, caches, result, checked)
+    lens: list[Array] = list(out) if isinstance(out, Sequence) else [out] * len(caches)
+    if out is not None and (checked or backend == "numpy"):
+        check_commit_out(check, caches, lens)
     if not batched:
         result = result.with_batch()
         caches = [cache.with_batch() for cache in caches]
-    _check_path(result)
-    committed = reference.commit_kv(caches, result)
+    if backend == "numpy":
+        check_paths(check, result)
+        committed = reference.commit_kv(caches, result)
+        if out is not None:
+            committed = tuple(_written(cache, into, batched) for cache, into in zip(committed, lens, strict=True))
+    else:
+        given = None if out is None else [into if batched else into[None] for into in lens]
+        committed = kernel.commit_kv(caches, result, backend=backend, out=given, workspace=workspace, checked=checked)
     if not batched:
         committed = tuple(cache.without_batch() for cache in committed)
     return committed[0] if single else committed
 
 
-def _require_numpy(check: Checker, **arrays: Array) -> None:
-    if check.backend(**arrays) != "numpy":
-        raise UnsupportedError(f"{check.function}: no CUDA kernel in this version; supported backends: numpy")
+def commit_kv_workspace_bytes(kv: PagedKV | Sequence[PagedKV], result: AcceptResult) -> int:
+    """Return the bytes of `workspace` that `commit_kv` needs for these arguments; 0 on NumPy.
+
+    Parameters
+    ----------
+    kv, result
+        As in `commit_kv`; only shapes, dtypes and addresses matter.
+
+    Returns
+    -------
+    int
+        0 unless caches lie in the same memory under different page-table arrays. Pass a uint8 array of at least
+        this size; needed while a CUDA graph is captured.
+
+    Examples
+    --------
+    >>> path = AcceptResult(np.array([0], np.int32), np.array(0, np.int32), np.array(7, np.int32))
+    >>> commit_kv_workspace_bytes(PagedKV.allocate(8), path)
+    0
+    """
+    check = Checker("commit_kv_workspace_bytes")
+    caches = caches_of(check, kv)
+    backend, batched = check_commit(check, caches, result, checked=True)
+    if backend == "numpy":
+        return 0
+    if not batched:
+        result = result.with_batch()
+        caches = [cache.with_batch() for cache in caches]
+    return kernel.commit_workspace_bytes(caches, result)
+
+
+def _written(cache: PagedKV, into: Array, batched: tuple[str, ...]) -> PagedKV:
+    """Return `cache` with its context_lens copied into a given array."""
+    lens = into if batched else into[None]
+    np.copyto(lens, cache.context_lens)
+    return replace(cache, context_lens=lens)
 
 
 def _deliver(function: str, token_ids: Array, out: Array | None) -> Array:
@@ -272,36 +352,3 @@ def _deliver(function: str, token_ids: Array, out: Array | None) -> Array:
         return token_ids
     deliver_arrays(function, "", {"out": token_ids}, [out])
     return out
-
-
-def _check_targets(
-    check: Checker, target_logits: Array, num_nodes: int | Array | None, **others: Array
-) -> tuple[tuple[str, ...], Array]:
-    """Check the logits; return the batch axis as a tuple of names and the number of valid rows of each request."""
-    _require_numpy(check, target_logits=target_logits, **others)
-    batched = ("batch",) if target_logits.ndim == 3 else ()
-    check.array("target_logits", target_logits, (*batched, "num_nodes", "vocab_size"), FLOATS_AND_F64)
-    batch = target_logits.shape[0] if batched else 1
-    capacity = target_logits.shape[-2]
-    if num_nodes is None:
-        return batched, np.full(batch, capacity, np.int32)
-    if isinstance(num_nodes, np.ndarray):
-        check.array("num_nodes", num_nodes, batched, ("int32",))
-        counts = np.atleast_1d(num_nodes)
-        if (counts < 0).any() or (counts > capacity).any():
-            raise ArgumentError(f"{check.function}: `num_nodes` is {num_nodes.tolist()}, expected 0..{capacity}")
-        return batched, counts
-    return batched, np.full(batch, check.integer("num_nodes", num_nodes, low=0, high=capacity), np.int32)
-
-
-def _check_path(result: AcceptResult) -> None:
-    """Raise unless every path starts at the root and ascends inside the tree."""
-    capacity = result.accepted.shape[1]
-    for b, last in enumerate(result.num_accepted.tolist()):
-        path = result.accepted[b, : last + 1]
-        fits = -1 <= last < max(capacity, 1) and len(path) == last + 1
-        if not fits or (last >= 0 and (path[0] != 0 or (np.diff(path) <= 0).any() or path[-1] >= capacity)):
-            raise ArgumentError(
-                f"commit_kv: `result.accepted` of request {b} is {path.tolist()} with num_accepted {last}, expected "
-                f"ascending node indices from the root (0) inside 0..{capacity - 1}"
-            )

@@ -1,15 +1,31 @@
 """Public functions of tree_build: docstrings, checks and dispatch."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import FLOATS_AND_F64, Checker
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.tree_build import reference
+from ddtree_cupy.errors import ArgumentError, ShapeError
+from ddtree_cupy.tree_build import kernel, reference
+from ddtree_cupy.tree_build._arguments import (
+    capacity_of,
+    check_candidates,
+    check_logits,
+    check_out,
+    children_of,
+    most_candidates,
+    options_of,
+    per_request,
+    reject_non_finite,
+    require_scores,
+    tree_shapes,
+    values_of,
+    with_batch,
+)
 
 Array = Any
 
@@ -21,6 +37,7 @@ def top_candidates(
     check_finite: bool = True,
     out: Candidates | None = None,
     workspace: Array | None = None,
+    checked: bool = True,
 ) -> Candidates:
     """Take the k best tokens of every draft position, and the log-sum-exp of its whole row.
 
@@ -30,15 +47,17 @@ def top_candidates(
     ----------
     draft_logits : float32 | float16 | bfloat16 (NumPy also float64) array, shape ([B,] L, V)
         Row i scores depth i + 1. Upcast to float32 before any arithmetic; -0.0 and float32 subnormals count
-        as +0.0. -inf entries are no candidates.
+        as +0.0. -inf entries are no candidates. For a kernel the last axis is contiguous, other strides are free.
     k : int
         Candidates a row; K = min(k, V).
     check_finite : bool
         NumPy input only: raise on NaN and +inf. Otherwise such a row is bad: ids -1, logits -inf, lse NaN.
     out : Candidates, optional
         Arrays to write the result into.
-    workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+    workspace : uint8 array, shape (n,), optional
+        Scratch of at least `top_candidates_workspace_bytes`; NumPy ignores it.
+    checked : bool
+        False skips a kernel's checks of arrays, in hot loops.
 
     Returns
     -------
@@ -62,14 +81,50 @@ def top_candidates(
     ([[2, 4, 3]], [[5.0, 5.0, 4.0]])
     """
     check = Checker("top_candidates")
-    _require_numpy(check, draft_logits=draft_logits)
-    batched = _batch_axis(check, "draft_logits", draft_logits, ("draft_len", "vocab_size"))
-    check.array("draft_logits", draft_logits, (*batched, "draft_len", "vocab_size"), FLOATS_AND_F64)
+    backend, batched = check_logits(check, draft_logits, checked)
     k = check.integer("k", k, low=0)
-    if check_finite:
-        _reject_non_finite(check, draft_logits)
-    result = reference.top_candidates(draft_logits if batched else draft_logits[None], k)
-    return (result if batched else result.without_batch()).deliver("top_candidates", out)
+    logits = draft_logits if batched else draft_logits[None]
+    if backend == "numpy":
+        if check_finite:
+            reject_non_finite(check, draft_logits)
+        result = reference.top_candidates(logits, k)
+        return (result if batched else result.without_batch()).deliver("top_candidates", out)
+    if checked and out is not None:
+        rows = draft_logits.shape[:-1]
+        row = (*rows, min(k, draft_logits.shape[-1]))
+        expected = {"token_ids": (row, "int32"), "logits": (row, "float32"), "lse": (rows, "float32")}
+        check_out(check, out, Candidates, expected, draft_logits=draft_logits)
+    result = kernel.top_candidates(
+        logits, k, backend=backend, out=with_batch(out, batched), workspace=workspace, checked=checked
+    )
+    return out or (result if batched else result.without_batch())
+
+
+def top_candidates_workspace_bytes(draft_logits: Array, k: int) -> int:
+    """Return the bytes of `workspace` that `top_candidates` needs for these arguments; 0 on NumPy.
+
+    Parameters
+    ----------
+    draft_logits : array, shape ([B,] L, V)
+        Only its shape and dtype matter.
+    k : int
+
+    Returns
+    -------
+    int
+        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
+
+    Examples
+    --------
+    >>> top_candidates_workspace_bytes(np.zeros((15, 1000), np.float32), 64)
+    0
+    """
+    check = Checker("top_candidates_workspace_bytes")
+    backend, _ = check_logits(check, draft_logits, checked=True)
+    if backend == "numpy":
+        return 0
+    *rows, vocab_size = draft_logits.shape
+    return kernel.top_candidates_workspace_bytes(math.prod(rows), vocab_size, check.integer("k", k, low=0))
 
 
 def best_first_tree(
@@ -84,6 +139,7 @@ def best_first_tree(
     spine: int = 0,
     out: DraftTree | None = None,
     workspace: Array | None = None,
+    checked: bool = True,
 ) -> DraftTree:
     """Build the tree of the `budget` most probable prefixes under the draft marginals.
 
@@ -100,7 +156,8 @@ def best_first_tree(
     root_token_ids : int, or int32 array, shape ([B])
         The last committed token; -1 makes a request inactive (num_nodes 0).
     capacity : int, default max(budget)
-        Fixes the shapes: N = capacity + 1. Larger budgets are clamped to it.
+        Fixes the shapes: N = capacity + 1. Larger budgets are clamped to it. A kernel, which does not read a
+        `budget` array on the host, needs it.
     max_depth : int, optional
         Deepest level; the draft length bounds it anyway.
     max_children : int or sequence of int, optional
@@ -112,8 +169,10 @@ def best_first_tree(
         bind the spine too.
     out : DraftTree, optional
         Arrays to write the result into.
-    workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+    workspace : uint8 array, shape (n,), optional
+        Scratch of at least `best_first_tree_workspace_bytes`; NumPy ignores it.
+    checked : bool
+        False skips a kernel's checks of arrays, in hot loops.
 
     Returns
     -------
@@ -143,28 +202,63 @@ def best_first_tree(
     [1.0, 0.6, 0.3, 0.3, 0.24, 0.15]
     """
     check = Checker("best_first_tree")
-    if not isinstance(candidates, Candidates):
-        raise DTypeError(f"best_first_tree: `candidates` is {type(candidates).__name__}, expected Candidates")
-    _require_numpy(check, token_ids=candidates.token_ids, logits=candidates.logits, lse=candidates.lse)
-    batched = ("batch",) if candidates.is_batched else ()
-    check.array("candidates.lse", candidates.lse, (*batched, "draft_len"), ("float32", "float64"))
-    axes = (*batched, "draft_len", "candidates_per_depth")
-    check.array("candidates.logits", candidates.logits, axes, ("float32", "float64"))
-    check.array("candidates.token_ids", candidates.token_ids, axes, ("int32",))
+    backend, batched = check_candidates(check, candidates, checked)
+    batch = candidates.lse.shape[0] if batched else 1
+    given = {"candidates.lse": candidates.lse}
+    budget = per_request(check, "budget", budget, batch, batched, (0, 2**31 - 2), checked, given)
+    roots = per_request(check, "root_token_ids", root_token_ids, batch, batched, (-1, 2**31 - 1), checked, given)
+    capacity = capacity_of(check, backend, budget, capacity)
+    require_scores(check, out)
+    options = options_of(check, max_depth, max_children, min_path_score, spine)
     if not batched:
         candidates = candidates.with_batch()
-    budgets, capacity = _budgets(check, budget, capacity, len(candidates.lse), bool(batched))
-    tree = reference.best_first_tree(
+    if backend == "numpy":
+        budgets, roots = values_of(check, batch, budget=budget, root_token_ids=roots)
+        tree = reference.best_first_tree(
+            candidates, budgets=budgets, root_token_ids=roots, capacity=capacity, **options
+        )
+        return (tree if batched else tree.without_batch()).deliver("best_first_tree", out)
+    if checked and out is not None:
+        check_out(check, out, DraftTree, tree_shapes((batch,) if batched else (), capacity), **given)
+    tree = kernel.best_first_tree(
         candidates,
-        budgets=budgets,
-        root_token_ids=_roots(check, root_token_ids, len(candidates.lse), bool(batched)),
+        budgets=budget,
+        root_token_ids=roots,
         capacity=capacity,
-        max_depth=None if max_depth is None else check.integer("max_depth", max_depth, low=0),
-        max_children=_children(check, max_children),
-        min_path_score=None if min_path_score is None else check.real("min_path_score", min_path_score),
-        spine=check.integer("spine", spine, low=0),
+        **options,
+        backend=backend,
+        out=with_batch(out, batched),
+        workspace=workspace,
+        checked=checked,
     )
-    return (tree if batched else tree.without_batch()).deliver("best_first_tree", out)
+    return out or (tree if batched else tree.without_batch())
+
+
+def best_first_tree_workspace_bytes(candidates: Candidates, *, capacity: int) -> int:
+    """Return the bytes of `workspace` that `best_first_tree` needs; 0 on NumPy and for small trees.
+
+    Parameters
+    ----------
+    candidates : Candidates
+        Only shapes and dtypes matter.
+    capacity : int
+        The largest budget.
+
+    Returns
+    -------
+    int
+        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
+
+    Examples
+    --------
+    >>> best_first_tree_workspace_bytes(top_candidates(np.zeros((2, 3), np.float32), 3), capacity=5)
+    0
+    """
+    check = Checker("best_first_tree_workspace_bytes")
+    backend, batched = check_candidates(check, candidates, checked=True)
+    batch = candidates.lse.shape[0] if batched else 1
+    capacity = check.integer("capacity", capacity, low=0)
+    return 0 if backend == "numpy" else kernel.best_first_workspace_bytes(batch, capacity)
 
 
 def build_tree(
@@ -180,6 +274,7 @@ def build_tree(
     spine: int = 0,
     out: DraftTree | None = None,
     workspace: Array | None = None,
+    checked: bool = True,
 ) -> DraftTree:
     """Build the draft tree from drafter logits: `top_candidates`, then `best_first_tree`.
 
@@ -187,10 +282,12 @@ def build_tree(
     ----------
     draft_logits : float32 | float16 | bfloat16 (NumPy also float64) array, shape ([B,] L, V)
         Row i scores depth i + 1.
-    budget, root_token_ids, capacity, max_depth, max_children, min_path_score, spine, out, workspace
+    budget, root_token_ids, capacity, max_depth, max_children, min_path_score, spine, out, checked
         As in `best_first_tree`.
     check_finite : bool
         As in `top_candidates`.
+    workspace : uint8 array, shape (n,), optional
+        Scratch of at least `build_tree_workspace_bytes`, which includes the candidates; NumPy ignores it.
 
     Returns
     -------
@@ -213,25 +310,73 @@ def build_tree(
     [-1, 0, 0, 0, 1, 1]
     """
     check = Checker("build_tree")
-    _require_numpy(check, draft_logits=draft_logits)
-    batched = _batch_axis(check, "draft_logits", draft_logits, ("draft_len", "vocab_size"))
+    backend, batched = check_logits(check, draft_logits, checked)
     batch = draft_logits.shape[0] if batched else 1
-    budgets, capacity = _budgets(check, budget, capacity, batch, bool(batched))
-    _roots(check, root_token_ids, batch, bool(batched))
-    widths = _children(check, max_children)
-    k = capacity if widths is None else min(capacity, widths if isinstance(widths, int) else max(widths, default=0))
-    candidates = top_candidates(draft_logits, k, check_finite=check_finite)
-    return best_first_tree(
-        candidates,
-        budget=budgets if batched else int(budgets[0]),
-        root_token_ids=root_token_ids,
+    given = {"draft_logits": draft_logits}
+    budget = per_request(check, "budget", budget, batch, batched, (0, 2**31 - 2), checked, given)
+    roots = per_request(check, "root_token_ids", root_token_ids, batch, batched, (-1, 2**31 - 1), checked, given)
+    capacity = capacity_of(check, backend, budget, capacity)
+    require_scores(check, out)
+    options = options_of(check, max_depth, max_children, min_path_score, spine)
+    k = most_candidates(capacity, options["max_children"])
+    logits = draft_logits if batched else draft_logits[None]
+    if backend == "numpy":
+        budgets, roots = values_of(check, batch, budget=budget, root_token_ids=roots)
+        if check_finite:
+            reject_non_finite(check, draft_logits)
+        candidates = reference.top_candidates(logits, k)
+        tree = reference.best_first_tree(
+            candidates, budgets=budgets, root_token_ids=roots, capacity=capacity, **options
+        )
+        return (tree if batched else tree.without_batch()).deliver("build_tree", out)
+    if checked and out is not None:
+        check_out(check, out, DraftTree, tree_shapes((batch,) if batched else (), capacity), **given)
+    tree = kernel.build_tree(
+        logits,
+        k,
+        budgets=budget,
+        root_token_ids=roots,
         capacity=capacity,
-        max_depth=max_depth,
-        max_children=max_children,
-        min_path_score=min_path_score,
-        spine=spine,
-        out=out,
+        **options,
+        backend=backend,
+        out=with_batch(out, batched),
+        workspace=workspace,
+        checked=checked,
     )
+    return out or (tree if batched else tree.without_batch())
+
+
+def build_tree_workspace_bytes(
+    draft_logits: Array, *, capacity: int, max_children: int | Sequence[int] | None = None
+) -> int:
+    """Return the bytes of `workspace` that `build_tree` needs for these arguments; 0 on NumPy.
+
+    Parameters
+    ----------
+    draft_logits : array, shape ([B,] L, V)
+        Only its shape and dtype matter.
+    capacity, max_children
+        As in `build_tree`.
+
+    Returns
+    -------
+    int
+        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
+
+    Examples
+    --------
+    >>> build_tree_workspace_bytes(np.zeros((15, 1000), np.float32), capacity=64)
+    0
+    """
+    check = Checker("build_tree_workspace_bytes")
+    backend, batched = check_logits(check, draft_logits, checked=True)
+    capacity = check.integer("capacity", capacity, low=0)
+    k = most_candidates(capacity, children_of(check, max_children))
+    if backend == "numpy":
+        return 0
+    batch = draft_logits.shape[0] if batched else 1
+    draft_len, vocab_size = draft_logits.shape[-2:]
+    return kernel.build_workspace_bytes(batch, draft_len, vocab_size, k, capacity)
 
 
 def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[int], float]) -> int:
@@ -272,7 +417,7 @@ def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[in
     scores = np.asarray(path_scores, np.float64)
     if scores.ndim != 1 or scores.size == 0:
         raise ShapeError(f"choose_budget: `path_scores` is {scores.shape}, expected (num_nodes,) with the root first")
-    scores = scores[: 1 + np.cumprod(scores[1:] > -np.inf).sum()]
+    scores = scores[: 1 + np.cumprod(scores[1:] != -np.inf).sum()]
     if not np.all(scores <= 0):
         raise ArgumentError("choose_budget: `path_scores` must be log-probabilities: numbers <= 0, in nats")
     costs = np.asarray([cost(n) for n in range(scores.size)] if callable(cost) else cost, np.float64)
@@ -282,59 +427,3 @@ def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[in
     if not (np.all(costs > 0) and np.all(np.isfinite(costs))):
         raise ArgumentError("choose_budget: `cost` must be positive and finite for every budget")
     return reference.choose_budget(scores, costs)
-
-
-def _require_numpy(check: Checker, **arrays: Array) -> None:
-    if check.backend(**arrays) != "numpy":
-        raise UnsupportedError(f"{check.function}: no CUDA kernel in this version; supported backends: numpy")
-
-
-def _batch_axis(check: Checker, name: str, array: Array, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ("batch",) when `array` has one axis more than `axes`, () when it has as many."""
-    if array.ndim not in (len(axes), len(axes) + 1):
-        raise ShapeError(f"{check.function}: `{name}` is {array.shape}, expected ([batch,] {', '.join(axes)})")
-    return ("batch",) if array.ndim == len(axes) + 1 else ()
-
-
-def _reject_non_finite(check: Checker, draft_logits: Array) -> None:
-    bad = np.isnan(draft_logits) | (draft_logits == np.inf)
-    if bad.any():
-        where = [int(i) for i in np.argwhere(bad)[0]]
-        raise ArgumentError(
-            f"{check.function}: `draft_logits`{where} is {draft_logits[tuple(where)]}, expected numbers below +inf; "
-            f"check_finite=False cuts the tree there instead"
-        )
-
-
-def _budgets(
-    check: Checker, budget: int | Array, capacity: int | None, batch: int, batched: bool
-) -> tuple[npt.NDArray[np.int32], int]:
-    """Return the budget of every request and the capacity."""
-    if capacity is not None:
-        capacity = check.integer("capacity", capacity, low=0)
-    if isinstance(budget, np.ndarray):
-        check.array("budget", budget, (batch,) if batched else (), ("int32",))
-        budgets = np.atleast_1d(budget)
-        if (budgets < 0).any():
-            raise ArgumentError(f"{check.function}: `budget` holds {budgets.min()}, expected integers >= 0")
-    else:
-        budgets = np.full(batch, check.integer("budget", budget, low=0, high=2**31 - 2), np.int32)
-    return budgets, int(budgets.max(initial=0)) if capacity is None else capacity
-
-
-def _roots(check: Checker, root_token_ids: int | Array, batch: int, batched: bool) -> npt.NDArray[np.int32]:
-    if isinstance(root_token_ids, np.ndarray):
-        check.array("root_token_ids", root_token_ids, (batch,) if batched else (), ("int32",))
-        roots = np.atleast_1d(root_token_ids)
-        if (roots < -1).any():
-            raise ArgumentError(f"{check.function}: `root_token_ids` holds {roots.min()}, expected -1 or a token id")
-        return roots
-    return np.full(batch, check.integer("root_token_ids", root_token_ids, low=-1, high=2**31 - 1), np.int32)
-
-
-def _children(check: Checker, max_children: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
-    if max_children is None:
-        return None
-    if isinstance(max_children, Sequence | np.ndarray) and not isinstance(max_children, str):
-        return tuple(check.integer("max_children", limit, low=0) for limit in max_children)
-    return check.integer("max_children", max_children, low=0)

@@ -27,7 +27,7 @@ ALLOWED = {
     "emulate": {"errors", "_check", "_compile"},
     **{f"{op}.reference": CONTAINERS for op in OPS},
     **{f"{op}.kernel": KERNEL | {f"{op}.kernel_specs"} for op in OPS},
-    **{f"{op}.kernel_specs": {"_compile"} for op in OPS},
+    **{f"{op}.kernel_specs": {"_compile", "_topology"} for op in OPS},
     **{f"{op}._arguments": CONTAINERS | {"_dispatch"} for op in OPS},
     **{f"{op}.api": KERNEL | {"_dispatch", f"{op}.reference", f"{op}.kernel", f"{op}._arguments"} for op in OPS},
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
