@@ -48,7 +48,8 @@ class Arg:
         if self.dtype == "bfloat16":
             import ml_dtypes  # here, so that importing the package pulls in NumPy only
 
-            return np.dtype(ml_dtypes.bfloat16)
+            dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+            return dtype
         return np.dtype(self.dtype)
 
 

@@ -46,7 +46,8 @@ def parameters_of(kernel: NativeKernel) -> tuple[Parameter, ...]:
 def _bfloat16() -> np.dtype[Any]:
     import ml_dtypes  # here, so that importing the package pulls in NumPy only
 
-    return np.dtype(ml_dtypes.bfloat16)
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 def pack(kernel: str, parameters: tuple[Parameter, ...], args: tuple[Any, ...], *, strided: bool) -> tuple[Any, Any]:

@@ -52,7 +52,8 @@ def _logsumexp(values: Array) -> Any:
     largest = values.max(initial=-np.inf)
     if largest == -np.inf:
         return largest
-    return largest + np.log(np.exp(values - largest).sum())
+    with np.errstate(over="ignore"):  # 3e38 - -3e38 is infinite in float32, and exp(-inf) = 0 is right
+        return largest + np.log(np.exp(values - largest).sum())
 
 
 def _best_ids(values: Array, k: int) -> Array:

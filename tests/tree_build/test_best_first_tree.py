@@ -1,0 +1,215 @@
+"""best_first_tree: bit-identical to sorting all prefixes, under every option, and its metamorphic properties."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddtree_cupy import Candidates, best_first_tree
+from ddtree_cupy.testing import assert_identical
+from ddtree_cupy.testing.strategies import candidate_tables, seeds
+from ddtree_cupy.tree_build import reference
+from tests.oracles import best_first
+from tests.tree_build.helpers import (
+    ROOT,
+    build,
+    options,
+    oracle_prefixes,
+    request,
+    table,
+    tables,
+    tree_of,
+)
+
+INF, NAN = np.inf, np.nan
+
+
+# ---- against brute force ----
+
+
+@given(candidates=tables, chosen=options(), data=st.data())
+def test_best_first_tree_matches_oracle(candidates, chosen, data):
+    if not candidates.is_batched:
+        candidates = candidates.with_batch()
+    batch = len(candidates.lse)
+    budgets = np.array([data.draw(st.integers(0, 40)) for _ in range(batch)], np.int32)
+    roots = np.array([data.draw(st.integers(0, 99)) for _ in range(batch)], np.int32)
+    capacity = data.draw(st.none() | st.integers(0, 30))
+    tree = best_first_tree(candidates, budget=budgets, root_token_ids=roots, capacity=capacity, **chosen).validate()
+    size = int(budgets.max(initial=0)) if capacity is None else capacity
+    assert tree.token_ids.shape == (batch, size + 1)
+    for b in range(batch):
+        one = request(candidates, b)
+        prefixes = oracle_prefixes(one, min(int(budgets[b]), size), **chosen)
+        status = int(np.isnan(one.lse).any())
+        assert_identical(request(tree, b), tree_of(prefixes, root=int(roots[b]), capacity=size, status=status))
+
+
+@given(
+    candidates=candidate_tables(batched=False, max_draft_len=3, max_width=3),
+    chosen=options(),
+    budget=st.integers(0, 40),
+    seed=seeds(),
+)
+def test_best_first_tree_reference_matches_oracle_with_expand(candidates, chosen, budget, seed):
+    """A conditional drafter: every path has a table of its own, some of them bad or empty."""
+    depth_limit = len(candidates.lse)
+
+    def expand(path):
+        random = np.random.default_rng([seed, *(token + 1 for token in path)])
+        width = int(random.integers(0, 4)) if len(path) < depth_limit else 0
+        logits = -np.sort(random.integers(0, 4, width) * 0.5)
+        lse = NAN if random.random() < 0.05 else float(np.max(logits, initial=-1.0) + 0.5 * random.integers(0, 3))
+        return np.arange(width) * 2 + int(random.integers(0, 2)), logits, lse
+
+    def table_of(path):
+        token_ids, logits, lse = expand(path)
+        return token_ids.tolist(), logits.tolist(), lse
+
+    tree = reference.best_first_tree(
+        None,
+        budgets=np.array([budget], np.int32),
+        root_token_ids=np.array([ROOT], np.int32),
+        capacity=40,
+        expand=expand,
+        **chosen,
+    )
+    tree.validate()
+    expected = tree_of(best_first(table_of, budget, **chosen), root=ROOT, capacity=40)
+    for name in ("token_ids", "parents", "depths", "path_scores", "num_nodes", "visibility_bits"):
+        assert_identical(getattr(request(tree, 0), name), getattr(expected, name), name=name)
+
+
+@given(candidates=tables, budget=st.integers(0, 20))
+def test_best_first_tree_reference_is_identical_with_marginal_expand(candidates, budget):
+    """`expand=` that looks up the row of its depth is the marginal tree."""
+    candidates = request(candidates, 0) if candidates.is_batched and len(candidates.lse) else candidates
+    if candidates.is_batched:
+        return
+
+    def expand(path):
+        depth = len(path)
+        if depth == len(candidates.lse):
+            return np.zeros(0, np.int32), np.zeros(0, np.float32), -INF
+        return candidates.token_ids[depth], candidates.logits[depth], candidates.lse[depth]
+
+    def call(**how):
+        return reference.best_first_tree(
+            budgets=np.array([budget], np.int32), root_token_ids=np.array([ROOT], np.int32), capacity=20, **how
+        )
+
+    marginal = call(candidates=candidates.with_batch())
+    assert_identical(replace(call(candidates=None, expand=expand), status=marginal.status), marginal)
+
+
+# ---- metamorphic properties ----
+
+
+@given(candidates=tables, chosen=options(), budget=st.integers(0, 30), more=st.integers(0, 10))
+def test_best_first_tree_is_identical_to_a_prefix_of_a_larger_budget(candidates, chosen, budget, more):
+    small = build(candidates, budget, capacity=40, **chosen)
+    large = build(candidates, budget + more, capacity=40, **chosen)
+    assert (small.num_nodes == np.minimum(large.num_nodes, budget + 1)).all()
+    kept = np.arange(41) < np.asarray(small.num_nodes)[..., None]
+    for name in ("token_ids", "parents", "depths"):
+        assert_identical(getattr(small, name), np.where(kept, getattr(large, name), np.int32(-1)), name=name)
+    assert_identical(small.path_scores, np.where(kept, large.path_scores, -INF))
+    assert_identical(small.visibility_bits, np.where(kept[..., None], large.visibility_bits, np.uint32(0)))
+
+
+@given(candidates=tables, budget=st.integers(0, 40))
+def test_best_first_tree_scores_never_rise(candidates, budget):
+    tree = build(candidates, budget)
+    valid = np.arange(budget + 1) < np.asarray(tree.num_nodes)[..., None]
+    assert (tree.path_scores[..., 0] == 0).all()
+    later, earlier = tree.path_scores[..., 1:], tree.path_scores[..., :-1]
+    assert (later[valid[..., 1:]] <= earlier[valid[..., 1:]]).all()
+
+
+@given(candidates=tables, budget=st.integers(0, 40))
+def test_best_first_tree_visibility_row_sum_is_depth_plus_one(candidates, budget):
+    tree = build(candidates, budget)
+    assert (tree.visibility.sum(axis=-1) == tree.depths + 1).all()
+
+
+@given(candidates=tables, chosen=options(), budget=st.integers(0, 20), wider=st.integers(0, 40))
+def test_best_first_tree_is_invariant_under_capacity(candidates, chosen, budget, wider):
+    """A larger capacity only pads; a smaller one clamps the budget."""
+    plain = build(candidates, budget, **chosen)
+    padded = build(candidates, budget, capacity=budget + wider, **chosen)
+    clamped = build(candidates, budget + wider, capacity=budget, **chosen)
+    assert_identical(clamped, plain)
+    for name in ("token_ids", "parents", "depths", "first_child", "next_sibling", "path_scores"):
+        array = getattr(padded, name)
+        assert_identical(array[..., : budget + 1], getattr(plain, name), name=name)
+        assert (array[..., budget + 1 :] == (-INF if name == "path_scores" else -1)).all()
+    assert_identical(padded.num_nodes, plain.num_nodes)
+    assert_identical(padded.visibility[..., : budget + 1, : budget + 1], plain.visibility)
+    assert not padded.visibility_bits[..., budget + 1 :, :].any()
+
+
+@given(candidates=tables, chosen=options(), budget=st.integers(0, 3))
+def test_best_first_tree_is_invariant_under_unused_candidates(candidates, chosen, budget):
+    """A node of rank r has r better siblings, so K = budget candidates are enough."""
+    narrow = Candidates(candidates.token_ids[..., :budget], candidates.logits[..., :budget], candidates.lse)
+    assert_identical(build(narrow, budget, **chosen), build(candidates, budget, **chosen))
+
+
+@given(candidates=tables, chosen=options(), budget=st.integers(0, 20), limit=st.integers(0, 4))
+def test_best_first_tree_is_identical_to_truncated_input(candidates, chosen, budget, limit):
+    """max_depth is the same as dropping rows, max_children the same as dropping columns."""
+    chosen = {**chosen, "max_depth": None, "max_children": None}
+    rows = Candidates(
+        candidates.token_ids[..., :limit, :], candidates.logits[..., :limit, :], candidates.lse[..., :limit]
+    )
+    columns = Candidates(candidates.token_ids[..., :limit], candidates.logits[..., :limit], candidates.lse)
+    by_depth = build(candidates, budget, **{**chosen, "max_depth": limit})
+    assert_identical(replace(by_depth, status=build(rows, budget, **chosen).status), build(rows, budget, **chosen))
+    by_width = build(candidates, budget, **{**chosen, "max_children": limit})
+    assert_identical(by_width, build(columns, budget, **chosen))
+    assert_identical(build(candidates, budget, **{**chosen, "max_children": [limit] * 4}), by_width)
+
+
+@given(candidates=candidate_tables(batched=True, max_width=4, bad_rows=True), chosen=options(), data=st.data())
+def test_best_first_tree_is_identical_unbatched(candidates, chosen, data):
+    """Unequal budgets per request: nothing of a request depends on its neighbours."""
+    batch = len(candidates.lse)
+    budgets = np.array([data.draw(st.integers(0, 20)) for _ in range(batch)], np.int32)
+    roots = np.arange(batch, dtype=np.int32) + 3
+    tree = best_first_tree(candidates, budget=budgets, root_token_ids=roots, capacity=20, **chosen)
+    for b in range(batch):
+        how = {"capacity": 20, **chosen}
+        one = request(candidates, b)
+        alone = best_first_tree(one, budget=int(budgets[b]), root_token_ids=int(roots[b]), **how)
+        assert_identical(alone, request(tree, b))
+        assert alone.num_nodes.shape == ()
+        arrays = best_first_tree(one, budget=budgets[b, ...], root_token_ids=roots[b, ...], **how)
+        assert_identical(arrays, alone)
+
+
+@given(candidates=candidate_tables(max_width=4), budget=st.integers(0, 20), level=st.integers(0, 3))
+def test_best_first_tree_is_identical_under_an_exact_level_shift(candidates, budget, level):
+    """Shifting the logits and the lse of one level by 0.5 leaves logit - lse, and so everything, unchanged."""
+    logits = np.round(candidates.logits * 4) / 4
+    lse = np.ceil(candidates.lse * 4 + 1) / 4
+    plain = Candidates(candidates.token_ids, logits.astype(np.float32), lse.astype(np.float32))
+    moved = plain._map(np.copy)
+    moved.logits[..., level : level + 1, :] += np.float32(0.5)
+    moved.lse[..., level : level + 1] += np.float32(0.5)
+    assert_identical(build(moved, budget), build(plain, budget))
+
+
+@given(candidates=candidate_tables(max_width=4, dtypes=("float32",)), budget=st.integers(0, 20))
+def test_best_first_tree_is_identical_for_upcast_candidates(candidates, budget):
+    """Arithmetic is float64 whatever the dtype of the candidates."""
+    wide = Candidates(candidates.token_ids, candidates.logits.astype(np.float64), candidates.lse.astype(np.float64))
+    assert_identical(build(wide, budget), build(candidates, budget))
+
+
+@given(candidates=candidate_tables(batched=False, max_width=4), budget=st.integers(0, 20))
+@example(candidates=table([[0, 0], [0, 0]]), budget=6)
+def test_best_first_tree_siblings_have_distinct_tokens(candidates, budget):
+    tree = build(candidates, budget)
+    edges = list(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True))[1 : int(tree.num_nodes)]
+    assert len(edges) == len(set(edges))
