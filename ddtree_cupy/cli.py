@@ -2,6 +2,7 @@
 
 import argparse
 import codecs
+import contextlib
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy import _doctor, _layout, build_tree
+from ddtree_cupy import _doctor, _layout, build_tree, emulate
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError, DDTreeError
 
@@ -62,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     decode.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     decode.add_argument("--seed", type=int, default=0, help="for sampling (default 0)")
     decode.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the models")
+    decode.add_argument(
+        "--backend",
+        choices=("numpy", "emulate", "cupy"),
+        default="numpy",
+        help="references, CUDA kernels on the CPU (slow), or CUDA",
+    )
     decode.set_defaults(run=_decode)
 
     tree = commands.add_parser("tree", help="build a draft tree from a logits file")
@@ -78,7 +85,15 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="show what is installed and which backends work")
     doctor.set_defaults(run=_run_doctor)
-    for command in (decode, tree, doctor):
+
+    kernels = commands.add_parser("kernels", help="compile every kernel for every architecture, without a GPU")
+    kernels.add_argument("--arch", action="append", help="only this one, e.g. sm_90; may be repeated")
+    kernels.set_defaults(run=_kernels)
+
+    bench = commands.add_parser("bench", help="compare every kernel with its reference, then time it on this GPU")
+    bench.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
+    bench.set_defaults(run=_bench)
+    for command in (decode, tree, doctor, kernels, bench):
         command.add_argument("--json", action="store_true", help="print one JSON object instead")
     return parser
 
@@ -93,11 +108,17 @@ class _Way:
 
 
 def _decode(options: argparse.Namespace) -> int:
+    emulated = emulate.active() if options.backend == "emulate" else contextlib.nullcontext()
+    with emulated:
+        return _decode_three_ways(options)
+
+
+def _decode_three_ways(options: argparse.Namespace) -> int:
     from ddtree_cupy.decode import Generation, generate_rounds
     from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
 
-    dtype = np.dtype(options.dtype)
-    target, drafter = TinyTarget.load(dtype=dtype), TinyDrafter.load(dtype=dtype)
+    models = {"dtype": np.dtype(options.dtype), "backend": "cupy" if options.backend == "cupy" else "numpy"}
+    target, drafter = TinyTarget.load(**models), TinyDrafter.load(**models)
     prompt = np.frombuffer(options.prompt.encode(), np.uint8)
     ways = (
         _Way(f"tree, budget {options.budget}", options.budget, None),
@@ -239,3 +260,23 @@ def _run_doctor(options: argparse.Namespace) -> int:
     report = _doctor.report()
     print(json.dumps(report) if options.json else _doctor.as_text(report))
     return 0
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    from ddtree_cupy._compile import resources
+
+    archs = tuple(options.arch or resources.ARCHS)
+    unknown = set(archs) - set(resources.ARCHS)
+    if unknown:
+        raise ArgumentError(f"--arch {', '.join(sorted(unknown))}: expected some of {', '.join(resources.ARCHS)}")
+    rows = resources.kernel_table(archs)
+    print(json.dumps(resources.as_json(rows)) if options.json else resources.format_table(rows))
+    broken = resources.problems(rows)
+    print("\n".join(broken), end="\n" if broken else "", file=sys.stderr)
+    return EXIT_FAILED if broken else 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ddtree_cupy.bench.__main__ import main as run_bench
+
+    return run_bench([options.pattern, *(["--json"] if options.json else [])])

@@ -1,7 +1,7 @@
 """The decoding loop: prefill, then draft, build, verify, accept, commit until the text is long enough."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -224,6 +224,8 @@ class _Loop:
         """Prefill all of the prompt but its last token, then yield rounds until the text is done."""
         max_nodes = max(self.budget + 1, min(PREFILL_NODES, prompt.size))
         self.kv = tuple(self.target.allocate(prompt.size + self.max_new_tokens, max_nodes))
+        self.place = _placer(self.kv[0].ckv)
+        self.uniforms = self.place(self.uniforms)
         for start in range(0, prompt.size - 1, PREFILL_NODES):
             self._prefill(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
         self.root = int(prompt[-1])
@@ -236,9 +238,9 @@ class _Loop:
     def _prefill(self, token_ids: npt.NDArray[np.int32]) -> None:
         count = token_ids.size
         chain = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
-        _, features = self.target.forward(chain, self.kv)
+        _, features = self.target.forward(chain._map(self.place), self.kv)
         whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
-        self._commit(whole, features)
+        self._commit(whole._map(self.place), features)
 
     def _commit(self, result: AcceptResult, features: Array) -> None:
         self.kv = commit_kv(self.kv, result)
@@ -252,7 +254,7 @@ class _Loop:
 
         started = time.perf_counter()
         if self.drafter is None or self.budget == 0 or remaining == 1:
-            draft_logits = np.zeros((0, self.target.vocab_size), np.float32)
+            draft_logits = self.place(np.zeros((0, self.target.vocab_size), np.float32))
         else:
             draft_logits = self.drafter.propose(self.drafter_state, self.root)
         drafted = time.perf_counter()
@@ -295,8 +297,18 @@ class _Loop:
         return token_ids
 
 
+def _placer(like: Array) -> Callable[[Array], Array]:
+    """Return the function that moves a NumPy array to the library of `like`."""
+    if isinstance(like, np.ndarray):
+        return lambda array: array
+    import cupy
+
+    to_device: Callable[[Array], Array] = cupy.asarray
+    return to_device
+
+
 def _without_padding(tree: DraftTree) -> DraftTree:
-    """Drop padding nodes, so that a target pass costs what the tree holds (views of the same arrays)."""
+    """Drop padding nodes, so that a target pass costs what the tree holds."""
     count = int(tree.num_nodes)
     words = (count + 31) // 32
     return DraftTree(
@@ -306,7 +318,7 @@ def _without_padding(tree: DraftTree) -> DraftTree:
         path_scores=None if tree.path_scores is None else tree.path_scores[:count],
         num_nodes=tree.num_nodes,
         status=tree.status,
-        visibility_bits=tree.visibility_bits[:count, :words],
+        visibility_bits=tree.visibility_bits[:count, :words].copy(),  # contiguous again
         first_child=tree.first_child[:count],
         next_sibling=tree.next_sibling[:count],
     )

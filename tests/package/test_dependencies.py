@@ -38,7 +38,7 @@ ALLOWED = {
     "viz": CONTAINERS,
     "interop": CONTAINERS,
     "bench": API | {"testing", "decode", "explore"},
-    "_doctor": {"errors", "_compile", "emulate"},
+    "_doctor": {"errors", "_compile", "emulate", "__init__"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
 }

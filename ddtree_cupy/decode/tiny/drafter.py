@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy.decode.tiny.config import DrafterConfig
-from ddtree_cupy.decode.tiny.layers import Array, apply_rope, rms_norm, rope_angles, swiglu
+from ddtree_cupy.decode.tiny.layers import Array, apply_rope, place_on, rms_norm, rope_angles, rope_frequencies, swiglu
 from ddtree_cupy.decode.tiny.target import float_dtype
 from ddtree_cupy.decode.tiny.weights import Weights, check_shapes, load_weights
 from ddtree_cupy.errors import ArgumentError, ShapeError
@@ -46,7 +46,7 @@ class _Layer:
 
 
 class TinyDrafter:
-    """The bundled block drafter on NumPy.
+    """The bundled block drafter, on NumPy or CuPy.
 
     Slot 0 of a block holds the root token, slots 1 to L a learned vector each. All slots see each other, and in every
     layer also keys and values projected from the target's features of the last `window` committed positions. Row i
@@ -75,12 +75,16 @@ class TinyDrafter:
     (3, (15, 256))
     """
 
-    def __init__(self, config: DrafterConfig, weights: Weights, dtype: npt.DTypeLike = np.float32) -> None:
+    def __init__(
+        self, config: DrafterConfig, weights: Weights, dtype: npt.DTypeLike = np.float32, backend: str = "numpy"
+    ) -> None:
         check_shapes(weights, _shapes(config))
         self.config = config
         self.draft_len, self.vocab_size = config.draft_len, config.vocab_size
         self.dtype = float_dtype("TinyDrafter", dtype)
-        cast = {name: value.astype(self.dtype) for name, value in weights.items()}
+        self._place = place_on(backend)
+        cast = {name: self._place(value.astype(self.dtype)) for name, value in weights.items()}
+        self._frequencies = self._place(rope_frequencies(config.head_dim, config.rope_base))
         self._embed, self._slots, self._fuse = cast["embed.weight"], cast["slots"], cast["fuse.weight"]
         self._context_norm, self._norm, self._head = (cast[f"{n}.weight"] for n in ("context_norm", "norm", "head"))
         self._layers = [_make_layer(cast, f"layers.{index}.") for index in range(config.num_layers)]
@@ -88,8 +92,8 @@ class TinyDrafter:
         self._context_kv = np.concatenate([layer.qkv[config.num_heads * config.head_dim :] for layer in self._layers])
 
     @classmethod
-    def load(cls, path: Path = DRAFTER_WEIGHTS, *, dtype: npt.DTypeLike = np.float32) -> Self:
-        """Read a weights file, by default the bundled one.
+    def load(cls, path: Path = DRAFTER_WEIGHTS, *, dtype: npt.DTypeLike = np.float32, backend: str = "numpy") -> Self:
+        """Read a weights file, by default the bundled one; `backend` "cupy" computes on the GPU.
 
         Raises
         ------
@@ -99,11 +103,12 @@ class TinyDrafter:
             `dtype` is neither float32 nor float64.
         """
         config, weights = load_weights(path, "drafter", DrafterConfig)
-        return cls(config, weights, dtype)
+        return cls(config, weights, dtype, backend)
 
     def start(self) -> DrafterState:
         """Return the state of an empty text."""
-        empty = np.zeros((self.config.num_layers, self.config.num_kv_heads, 0, self.config.head_dim), self.dtype)
+        shape = (self.config.num_layers, self.config.num_kv_heads, 0, self.config.head_dim)
+        empty = self._place(np.zeros(shape, self.dtype))
         return DrafterState(0, empty, empty)
 
     def observe(self, state: DrafterState, features: Array) -> DrafterState:
@@ -197,7 +202,7 @@ class TinyDrafter:
         return np.concatenate([old, new.transpose(1, 2, 0, 3)], axis=2)[:, :, -self.config.window :]
 
     def _angles(self, positions: Array) -> tuple[Array, Array]:
-        return rope_angles(positions, self.config.head_dim, self.config.rope_base, self.dtype)
+        return rope_angles(self._place(positions), self._frequencies, self.dtype)
 
 
 def _shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

@@ -1,11 +1,40 @@
-"""The NumPy building blocks that both models share; each keeps the dtype of its input."""
+"""The building blocks that both models share; each keeps the dtype and the array library of its input.
 
+Only NumPy is named here: CuPy arrays take NumPy's functions over by `__array_function__` and `__array_ufunc__`.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from ddtree_cupy._compile.cupy_backend import current_device
+from ddtree_cupy.errors import ArgumentError
+
+Array = Any
+Place = Callable[[Any], Any]  # moves a NumPy array to where a model computes
+
+
+def place_on(backend: str) -> Place:
+    """Return the function that moves NumPy arrays to a backend, "numpy" or "cupy".
+
+    Raises
+    ------
+    ArgumentError
+        Another name.
+    MissingGPUError
+        "cupy" without CuPy or without a GPU.
+    """
+    if backend == "numpy":
+        return lambda array: array
+    if backend != "cupy":
+        raise ArgumentError(f"TinyTarget, TinyDrafter: `backend` is {backend!r}, expected 'numpy' or 'cupy'")
+    current_device()
+    import cupy
+
+    to_device: Place = cupy.asarray
+    return to_device
 
 
 def rms_norm(x: Array, weight: Array | None = None, *, eps: float) -> Array:
@@ -23,10 +52,14 @@ def swiglu(x: Array, gate_up: Array, down: Array) -> Array:
     return product
 
 
-def rope_angles(positions: Array, width: int, base: float, dtype: npt.DTypeLike) -> tuple[Array, Array]:
+def rope_frequencies(width: int, base: float) -> Array:
+    """Return the angles in radians that one position turns each pair by, float64, shape (width / 2,)."""
+    return base ** (-np.arange(0, width, 2) / width)
+
+
+def rope_angles(positions: Array, frequencies: Array, dtype: npt.DTypeLike) -> tuple[Array, Array]:
     """Return cos and sin, shape (n, width / 2), of integer positions (n,)."""
-    inverse = base ** (-np.arange(0, width, 2) / width)
-    angles = positions[:, None] * inverse
+    angles = positions[:, None] * frequencies
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
 
@@ -38,5 +71,4 @@ def apply_rope(x: Array, cos: Array, sin: Array) -> Array:
 
 def heads_matmul(x: Array, per_head: Array) -> Array:
     """Multiply each head of x (n, H, a) by its own matrix (H, a, b); returns (n, H, b)."""
-    product: Array = np.matmul(x.transpose(1, 0, 2), per_head).transpose(1, 0, 2)
-    return product
+    return (x.transpose(1, 0, 2) @ per_head).transpose(1, 0, 2)

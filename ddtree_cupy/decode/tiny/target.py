@@ -10,7 +10,16 @@ import numpy.typing as npt
 
 from ddtree_cupy.containers import DraftTree, PagedKV
 from ddtree_cupy.decode.tiny.config import TargetConfig
-from ddtree_cupy.decode.tiny.layers import Array, apply_rope, heads_matmul, rms_norm, rope_angles, swiglu
+from ddtree_cupy.decode.tiny.layers import (
+    Array,
+    apply_rope,
+    heads_matmul,
+    place_on,
+    rms_norm,
+    rope_angles,
+    rope_frequencies,
+    swiglu,
+)
 from ddtree_cupy.decode.tiny.weights import Weights, check_shapes, load_weights
 from ddtree_cupy.errors import DTypeError, ShapeError
 from ddtree_cupy.tree_attention import tree_attention, write_kv
@@ -38,7 +47,7 @@ class _Layer:
 
 
 class TinyTarget:
-    """The bundled target model on NumPy.
+    """The bundled target model, on NumPy or CuPy.
 
     A decoder-only byte model in the form of DeepSeek-V3: all heads share one latent key-value row `ckv` and one
     rotary key `kpe` a position. Keys are never expanded: with k_h = K_h ckv and v_h = V_h ckv,
@@ -71,18 +80,22 @@ class TinyTarget:
     'b'
     """
 
-    def __init__(self, config: TargetConfig, weights: Weights, dtype: npt.DTypeLike = np.float32) -> None:
+    def __init__(
+        self, config: TargetConfig, weights: Weights, dtype: npt.DTypeLike = np.float32, backend: str = "numpy"
+    ) -> None:
         check_shapes(weights, _shapes(config))
         self.config = config
         self.vocab_size = config.vocab_size
         self.dtype = float_dtype("TinyTarget", dtype)
-        cast = {name: value.astype(self.dtype) for name, value in weights.items()}
+        self._place = place_on(backend)
+        cast = {name: self._place(value.astype(self.dtype)) for name, value in weights.items()}
+        self._frequencies = self._place(rope_frequencies(config.head_dim_kpe, config.rope_base))
         self._embed, self._norm, self._head = cast["embed.weight"], cast["norm.weight"], cast["head.weight"]
         self._layers = [_make_layer(config, cast, f"layers.{index}.") for index in range(config.num_layers)]
 
     @classmethod
-    def load(cls, path: Path = TARGET_WEIGHTS, *, dtype: npt.DTypeLike = np.float32) -> Self:
-        """Read a weights file, by default the bundled one.
+    def load(cls, path: Path = TARGET_WEIGHTS, *, dtype: npt.DTypeLike = np.float32, backend: str = "numpy") -> Self:
+        """Read a weights file, by default the bundled one; `backend` "cupy" computes on the GPU.
 
         Raises
         ------
@@ -92,7 +105,7 @@ class TinyTarget:
             `dtype` is neither float32 nor float64.
         """
         config, weights = load_weights(path, "target", TargetConfig)
-        return cls(config, weights, dtype)
+        return cls(config, weights, dtype, backend)
 
     def allocate(self, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
         """Return one empty cache a layer, with room for `max_context` keys and `max_nodes` tree nodes."""
@@ -103,7 +116,7 @@ class TinyTarget:
                 head_dim_ckv=self.config.head_dim_ckv,
                 head_dim_kpe=self.config.head_dim_kpe,
                 dtype=self.dtype,
-            )
+            )._map(self._place)
             for _ in range(self.config.num_layers)
         )
 
@@ -132,7 +145,7 @@ class TinyTarget:
         self._check(tree, kv)
         config = self.config
         positions = int(kv[0].context_lens) + tree.depths
-        cos, sin = rope_angles(positions, config.head_dim_kpe, config.rope_base, self.dtype)
+        cos, sin = rope_angles(positions, self._frequencies, self.dtype)
         x = self._embed[tree.token_ids]
         features = []
         for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):

@@ -1,0 +1,127 @@
+"""`python -m ddtree_cupy.bench`: gate, time, print."""
+
+import argparse
+import datetime
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ddtree_cupy
+from ddtree_cupy._compile.cupy_backend import current_device, nvrtc_version
+from ddtree_cupy.bench.cases import Case, all_cases
+from ddtree_cupy.bench.timing import copy_bytes_per_second, matmul_flops_per_second, measure
+from ddtree_cupy.errors import DDTreeError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases; exit code 1 when one disagrees with the reference (its time is not printed then)."""
+    parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.bench", description=__doc__)
+    parser.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    try:
+        current_device()
+    except DDTreeError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    report: dict[str, Any] = {"environment": environment(), "rows": []}
+    report["yardstick_before"] = yardstick()
+    cases = all_cases(options.pattern)
+    for number, case in enumerate(cases, 1):
+        print(f"\r{number}/{len(cases)} {case.op} {case.name:<40}", end="", file=sys.stderr, flush=True)
+        report["rows"].append(run_case(case, report["yardstick_before"]))
+    print("\r" + " " * 70, file=sys.stderr)
+    report["yardstick_after"] = yardstick()
+    print(json.dumps(report) if options.json else as_text(report))
+    return int(any("failed" in row for row in report["rows"]))
+
+
+def environment() -> dict[str, str]:
+    """What a table must say about the machine it was made on."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(current_device())
+    driver = cupy.cuda.runtime.driverGetVersion()
+    return {
+        "gpu": properties["name"].decode(),
+        "driver_cuda": f"{driver // 1000}.{driver % 1000 // 10}",
+        "nvrtc": ".".join(map(str, nvrtc_version())),
+        "cupy": cupy.__version__,
+        "python": platform.python_version(),
+        "ddtree_cupy": ddtree_cupy.__version__,
+        "commit": _commit(),
+        "date": datetime.date.today().isoformat(),
+        "command": f"python -m ddtree_cupy.bench {' '.join(sys.argv[1:])}".strip(),
+    }
+
+
+def _commit() -> str:
+    root = Path(__file__).parents[2]
+    found = subprocess.run(
+        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def yardstick() -> dict[str, float]:
+    """The two ceilings of this card in its present state."""
+    return {"copy_bytes_per_second": copy_bytes_per_second(), "matmul_flops_per_second": matmul_flops_per_second()}
+
+
+def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
+    """Gate and time one case."""
+    row: dict[str, Any] = {"op": case.op, "name": case.name, "variant": case.variant}
+    try:
+        prepared = case.prepare()
+        prepared.run()
+        prepared.gate()
+    except (AssertionError, DDTreeError) as error:
+        return {**row, "failed": f"{type(error).__name__}: {error}"}
+    times = measure(prepared.run)
+    floor = max(case.bytes_moved / ceilings["copy_bytes_per_second"], case.flops / ceilings["matmul_flops_per_second"])
+    return {
+        **row,
+        **asdict(times),
+        "bytes": case.bytes_moved,
+        "gigabytes_per_second": 1e-3 * case.bytes_moved / times.event_us,
+        "tflops": 1e-6 * case.flops / times.event_us,
+        "tflops_visible": 1e-6 * case.visible_flops / times.event_us,
+        "floor_us": 1e6 * floor,
+        "percent_of_floor": 1e8 * floor / times.event_us,
+    }
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """One aligned table."""
+    lines = [", ".join(f"{key} {value}" for key, value in report["environment"].items())]
+    for name in ("yardstick_before", "yardstick_after"):
+        ceilings = report[name]
+        lines.append(
+            f"{name}: copy {ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
+            f"bf16 8192^3 product {ceilings['matmul_flops_per_second'] / 1e12:.0f} TFLOP/s"
+        )
+    lines.append(
+        f"{'op':<21}{'case':<42}{'variant':<16}{'event us':>10}{'20 %':>9}{'80 %':>9}{'graph us':>10}{'host us':>9}"
+        f"{'GB/s':>7}{'TF/s':>7}{'TF vis':>7}{'floor us':>10}{'% of floor':>11}"
+    )
+    for row in report["rows"]:
+        start = f"{row['op']:<21}{row['name']:<42}{row['variant']:<16}"
+        if "failed" in row:
+            lines.append(f"{start} not timed: {row['failed']}")
+            continue
+        lines.append(
+            f"{start}{row['event_us']:>10.1f}{row['low_us']:>9.1f}{row['high_us']:>9.1f}"
+            f"{row['graph_us'] or '-':>10{'.1f' if row['graph_us'] else ''}}"
+            f"{row['host_us']:>9.1f}{row['gigabytes_per_second']:>7.0f}{row['tflops']:>7.1f}"
+            f"{row['tflops_visible']:>7.1f}{row['floor_us']:>10.1f}{row['percent_of_floor']:>11.1f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The arrays and the gate of the tree_attention cases."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy import attention_workspace_bytes, tree_attention
+from ddtree_cupy.bench.cases import (
+    HEAD_DIM_CKV,
+    HEAD_DIM_KPE,
+    PAGE_SIZE,
+    Prepared,
+    bfloat16_normal,
+    random_tree,
+    to_device,
+)
+from ddtree_cupy.containers import DraftTree, PagedKV
+from ddtree_cupy.testing import assert_close, lse_floor, out_floor
+from ddtree_cupy.tree_attention import reference
+
+SM_SCALE = 192**-0.5
+
+
+def prepare_attention(batch: int, heads: int, nodes: int, context: int, variant: str) -> Prepared:
+    """Make one verification pass: shuffled pages of one 576-wide buffer, the same tree in every request."""
+    import cupy
+
+    max_pages = -(-(context + nodes) // PAGE_SIZE)
+    num_pages = batch * max_pages
+    pool = bfloat16_normal(1, (num_pages, PAGE_SIZE, HEAD_DIM_CKV + HEAD_DIM_KPE))
+    order = np.random.default_rng(2).permutation(num_pages).astype(np.int32).reshape(batch, max_pages)
+    kv = PagedKV(
+        pool[..., :HEAD_DIM_CKV],
+        pool[..., HEAD_DIM_CKV:],
+        cupy.asarray(order),
+        cupy.full(batch, context, np.int32),
+        max_context=context,
+    )
+    one = random_tree(nodes)
+    tree: DraftTree = to_device(one._map(lambda array: np.repeat(array[None], batch, axis=0)))
+    q_nope = bfloat16_normal(3, (batch, nodes, heads, HEAD_DIM_CKV))
+    q_pe = bfloat16_normal(4, (batch, nodes, heads, HEAD_DIM_KPE))
+    out = cupy.empty_like(q_nope), cupy.empty(q_nope.shape[:3], np.float32)
+    size = attention_workspace_bytes(tree, q_nope, q_pe, kv, variant=variant)
+    workspace = cupy.empty(size, np.uint8)
+    options: dict[str, Any] = {"sm_scale": SM_SCALE, "variant": variant, "out": out, "workspace": workspace}
+
+    def run() -> None:
+        tree_attention(tree, q_nope, q_pe, kv, checked=False, **options)
+
+    def gate() -> None:
+        """Judge the first and the last head of the last request by the float rule."""
+        request, some = batch - 1, [0, heads - 1]
+        pages = cupy.asnumpy(kv.page_table[request])
+        rows = cupy.asnumpy(pool[kv.page_table[request]])
+        table = np.arange(len(pages), dtype=np.int32)[None]
+        host = replace(
+            kv,
+            ckv=rows[..., :HEAD_DIM_CKV],
+            kpe=rows[..., HEAD_DIM_CKV:],
+            page_table=table,
+            context_lens=np.array([context], np.int32),
+        )
+        queries = [cupy.asnumpy(q[request : request + 1][:, :, some]) for q in (q_nope, q_pe)]
+        arguments = (one.with_batch(), *queries, host)
+        exact = reference.tree_attention(*arguments, sm_scale=SM_SCALE, compute_dtype=np.float64)
+        plain = reference.tree_attention(*arguments, sm_scale=SM_SCALE, compute_dtype=np.float32)
+        found = [cupy.asnumpy(array[request : request + 1][:, :, some]) for array in out]
+        dtype = found[0].dtype
+        floor = out_floor(dtype, exact[0], host.ckv)
+        assert_close(found[0], exact[0], plain[0].astype(dtype), floor=floor, name="out")
+        assert_close(found[1], exact[1], plain[1], floor=lse_floor(exact[1]), name="lse")
+
+    return Prepared(run, gate)

@@ -1,0 +1,298 @@
+"""CUDA kernels of tree_accept: specs, geometry and launches; the contracts live in `api.py`.
+
+Every function is batched and takes `backend`, "cupy" or "emulate".
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy._compile import Arg, KernelSpec, get_kernel, register
+from ddtree_cupy._compile.memory import Workspace, empty, require_given, workspace_bytes
+from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
+
+Array = Any
+
+CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+# the modes of commit_kv.cu
+_MOVE, _STAGE, _UNSTAGE = 0, 1, 2
+
+
+def _ints(*names: str) -> tuple[Arg, ...]:
+    return tuple(Arg.scalar(name, "int32") for name in names)
+
+
+def _strides(*names: str) -> tuple[Arg, ...]:
+    return tuple(Arg.scalar(f"{name}_stride", "int64") for name in names)
+
+
+@cache
+def greedy_spec(dtype: str) -> KernelSpec:
+    """Spec of greedy_targets for one dtype."""
+    return KernelSpec(
+        source="tree_accept/targets.cu",
+        entry=f"greedy_targets<{CTYPES[dtype]}>",
+        args=(
+            Arg.input("target_logits", dtype, strided=True),
+            Arg.input("num_nodes", "int32", nullable=True),
+            Arg.output("token_ids", "int32"),
+            *_ints("num_nodes_of_all", "N", "V"),
+            *_strides("request", "node"),
+        ),
+        max_threads=512,
+        max_registers=64,
+    )
+
+
+@cache
+def sample_spec(dtype: str) -> KernelSpec:
+    """Spec of sample_targets for one dtype of the logits."""
+    return KernelSpec(
+        source="tree_accept/targets.cu",
+        entry=f"sample_targets<{CTYPES[dtype]}>",
+        args=(
+            Arg.input("target_logits", dtype, strided=True),
+            Arg.input("uniforms_f32", "float32", nullable=True),
+            Arg.input("uniforms_f64", "float64", nullable=True),
+            Arg.input("temperatures_f32", "float32", nullable=True),
+            Arg.input("temperatures_f64", "float64", nullable=True),
+            Arg.input("num_nodes", "int32", nullable=True),
+            Arg.output("token_ids", "int32"),
+            Arg.scalar("temperature_of_all", "float64"),
+            *_ints("num_nodes_of_all", "N", "V"),
+            *_strides("request", "node"),
+        ),
+        max_threads=256,
+        max_registers=96,
+        flush_subnormals=False,
+    )
+
+
+ACCEPT_SPEC = KernelSpec(
+    source="tree_accept/accept.cu",
+    entry="accept",
+    args=(
+        *(Arg.input(name, "int32") for name in ("token_ids", "first_child", "next_sibling", "num_nodes")),
+        Arg.input("target_token_ids", "int32"),
+        *(Arg.output(name, "int32") for name in ("accepted", "num_accepted", "bonus_token")),
+        *_ints("N"),
+    ),
+    max_threads=32,
+    max_registers=40,
+)
+
+
+@cache
+def commit_spec(dtype: str) -> KernelSpec:
+    """Spec of commit_kv for one dtype."""
+    return KernelSpec(
+        source="tree_accept/commit_kv.cu",
+        entry=f"commit_kv<{CTYPES[dtype]}>",
+        args=(
+            *(Arg.input(name, "int32") for name in ("accepted", "num_accepted", "page_table", "context_lens")),
+            Arg.output("ckv", dtype, strided=True),
+            Arg.output("kpe", dtype, strided=True),
+            Arg.output("staging", dtype, nullable=True),
+            *_ints("mode", "N", "C", "R", "num_pages", "page_size", "max_pages"),
+            *_strides("ckv_page", "ckv_slot", "kpe_page", "kpe_slot"),
+        ),
+        max_threads=128,
+        max_registers=128,
+    )
+
+
+ADVANCE_SPEC = KernelSpec(
+    source="tree_accept/commit_kv.cu",
+    entry="advance_context",
+    args=(
+        Arg.input("context_lens", "int32"),
+        Arg.input("num_accepted", "int32"),
+        Arg.output("new_context_lens", "int32"),
+        *_ints("B", "N"),
+    ),
+    max_threads=128,
+    max_registers=32,
+)
+
+for _dtype in CTYPES:
+    register(greedy_spec(_dtype))
+    register(sample_spec(_dtype))
+    register(commit_spec(_dtype))
+for _spec in (ACCEPT_SPEC, ADVANCE_SPEC):
+    register(_spec)
+
+
+def _targets(
+    function: str, target_logits: Array, num_nodes: Array | int, backend: str, out: Array | None
+) -> tuple[Array, tuple[Array | None, int], list[int]]:
+    """Return the result array, num_nodes as (array or None, int), and the strides in elements."""
+    if out is None:
+        require_given(function, backend, out=None)
+        out = empty(backend, target_logits.shape[:2], np.int32)
+    counts = (None, num_nodes) if isinstance(num_nodes, int) else (num_nodes, 0)
+    return out, counts, [stride // target_logits.dtype.itemsize for stride in target_logits.strides[:2]]
+
+
+def greedy_targets(
+    target_logits: Array, *, num_nodes: Array | int, backend: str, out: Array | None = None, checked: bool = True
+) -> Array:
+    """Launch greedy_targets; `api.greedy_targets` says what it computes."""
+    batch, capacity, vocab_size = target_logits.shape
+    out, (counts, count_of_all), strides = _targets("greedy_targets", target_logits, num_nodes, backend, out)
+    get_kernel(greedy_spec(target_logits.dtype.name), backend)(
+        (batch * capacity,),
+        (512 if vocab_size > 4096 else 128,),
+        (target_logits, counts, out, count_of_all, capacity, vocab_size, *strides),
+        checked=checked,
+    )
+    return out
+
+
+def sample_targets(
+    target_logits: Array,
+    uniforms: Array,
+    *,
+    temperature: Array | float,
+    num_nodes: Array | int,
+    backend: str,
+    out: Array | None = None,
+    checked: bool = True,
+) -> Array:
+    """Launch sample_targets; `api.sample_targets` says what it computes."""
+    batch, capacity, vocab_size = target_logits.shape
+    out, (counts, count_of_all), strides = _targets("sample_targets", target_logits, num_nodes, backend, out)
+    of_all = float(temperature) if isinstance(temperature, float | int) else 1.0
+    temperatures = None if isinstance(temperature, float | int) else temperature
+    get_kernel(sample_spec(target_logits.dtype.name), backend)(
+        (batch * capacity,),
+        (256,),
+        (
+            *(target_logits, *_by_width(uniforms), *_by_width(temperatures), counts, out),
+            *(of_all, count_of_all, capacity, vocab_size, *strides),
+        ),
+        checked=checked,
+    )
+    return out
+
+
+def _by_width(array: Array | None) -> tuple[Array | None, Array | None]:
+    """Return (array, None) for float32, (None, array) for float64."""
+    return (None, array) if array is not None and array.dtype.itemsize == 8 else (array, None)
+
+
+def accept(
+    tree: DraftTree,
+    target_token_ids: Array,
+    *,
+    backend: str,
+    out: AcceptResult | None = None,
+    checked: bool = True,
+) -> AcceptResult:
+    """Launch accept; `api.accept` says what it computes."""
+    batch, capacity = tree.token_ids.shape
+    if out is None:
+        require_given("accept", backend, out=None)
+        paths = empty(backend, (batch, capacity), np.int32)
+        out = AcceptResult(paths, *(empty(backend, (batch,), np.int32) for _ in range(2)))
+    links = tree.token_ids, tree.first_child, tree.next_sibling, tree.num_nodes
+    get_kernel(ACCEPT_SPEC, backend)(
+        (batch,),
+        (32,),
+        (*links, target_token_ids, out.accepted, out.num_accepted, out.bonus_token, capacity),
+        checked=checked,
+    )
+    return out
+
+
+def commit_kv(
+    caches: Sequence[PagedKV],
+    result: AcceptResult,
+    *,
+    backend: str,
+    out: Sequence[Array] | None = None,
+    workspace: Array | None = None,
+    checked: bool = True,
+) -> tuple[PagedKV, ...]:
+    """Launch commit_kv once a cache, and advance_context; `api.commit_kv` says what they compute.
+
+    `out` holds the new context_lens of every cache; caches that share context_lens may share it.
+    """
+    batch, capacity = result.accepted.shape
+    moved, staged = _plan(caches)
+    scratch = Workspace("commit_kv", backend, _staging_sizes(caches, result, staged), workspace)
+
+    def move(index: int, mode: int) -> None:
+        kv = caches[index]
+        staging = None if mode == _MOVE else scratch[str(index)]
+        pools = [pool.strides[axis] // pool.dtype.itemsize for pool in (kv.ckv, kv.kpe) for axis in (0, 1)]
+        get_kernel(commit_spec(kv.ckv.dtype.name), backend)(
+            (batch,),
+            (128,),
+            (
+                *(result.accepted, result.num_accepted, kv.page_table, kv.context_lens, kv.ckv, kv.kpe, staging),
+                *(mode, capacity, kv.ckv.shape[2], kv.kpe.shape[2], kv.ckv.shape[0], kv.ckv.shape[1]),
+                *(kv.page_table.shape[1], *pools),
+            ),
+            checked=checked,
+        )
+
+    for index in moved:
+        move(index, _MOVE)
+    for mode in (_STAGE, _UNSTAGE):
+        for index in staged:
+            move(index, mode)
+
+    if out is None and caches:
+        require_given("commit_kv", backend, out=None)
+        out = [empty(backend, (batch,), np.int32) for _ in caches]
+    new_lens: dict[tuple[int, int], Array] = {}
+    committed = []
+    for kv, lens in zip(caches, out or (), strict=True):
+        pair = _address(kv.context_lens), _address(lens)
+        if pair not in new_lens:
+            new_lens[pair] = lens
+            get_kernel(ADVANCE_SPEC, backend)(
+                (-(-batch // 128),),
+                (128,),
+                (kv.context_lens, result.num_accepted, lens, batch, capacity),
+                checked=checked,
+            )
+        committed.append(replace(kv, context_lens=lens))
+    return tuple(committed)
+
+
+def commit_workspace_bytes(caches: Sequence[PagedKV], result: AcceptResult) -> int:
+    """Return the bytes of `workspace`; 0 unless caches share memory under different page tables."""
+    return workspace_bytes(_staging_sizes(caches, result, _plan(caches)[1]))
+
+
+def _staging_sizes(caches: Sequence[PagedKV], result: AcceptResult, staged: Sequence[int]) -> dict[str, Any]:
+    batch, capacity = result.accepted.shape
+    widths = {index: caches[index].ckv.shape[2] + caches[index].kpe.shape[2] for index in staged}
+    return {str(index): ((batch, capacity, width), caches[index].ckv.dtype) for index, width in widths.items()}
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def _plan(caches: Sequence[PagedKV]) -> tuple[list[int], list[int]]:
+    """Return (caches to move in place, caches to move through staging), each memory of equal tables once.
+
+    Caches over one memory are the same layer if their page tables hold the same pages, and different layers if they
+    do not; that only the device knows. When all of them are read before any is written, both come out right.
+    """
+    first: dict[tuple[Any, ...], int] = {}
+    for index, kv in enumerate(caches):
+        arrays = (kv.ckv, kv.kpe, kv.page_table, kv.context_lens)
+        first.setdefault(tuple((_address(a), a.shape, a.strides) for a in arrays), index)
+    users: dict[int, list[int]] = {}
+    for index in first.values():
+        for address in {_address(caches[index].ckv), _address(caches[index].kpe)}:
+            users.setdefault(address, []).append(index)
+    shared = {index for indices in users.values() if len(indices) > 1 for index in indices}
+    return [i for i in first.values() if i not in shared], [i for i in first.values() if i in shared]

@@ -1,0 +1,161 @@
+"""The kernels greedy_targets and sample_targets against the reference: one body for the emulator and the GPU."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddtree_cupy import emulate, greedy_targets, sample_targets
+from ddtree_cupy.errors import DTypeError, LayoutError
+from ddtree_cupy.testing import GuardedArray, assert_identical
+from ddtree_cupy.tree_accept import reference
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
+VOCABS = [1, 2, 7, 8, 9, 31, 32, 33, 255, 257, 700]
+
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+schedules = st.integers(0, 9)
+
+
+@st.composite
+def rows(draw, *, non_finite=False):
+    """Draw logits (B, N, V) at an odd offset of a NaN buffer, and num_nodes; rows from num_nodes on are NaN."""
+    dtype = draw(st.sampled_from(DTYPES))
+    batch, nodes, vocab = draw(st.integers(0, 3)), draw(st.integers(0, 4)), draw(st.sampled_from(VOCABS))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    start = draw(st.integers(0, 8))
+    buffer = np.full((batch, nodes + 1, start + vocab + 3), np.nan, dtype)
+    logits = buffer[:, :nodes, start : start + vocab]
+    tied = draw(st.booleans())
+    values = random.integers(0, 3, logits.shape) * 0.5 if tied else random.standard_normal(logits.shape)
+    logits[...] = np.where((values == 0) & (random.random(logits.shape) < 0.5), -0.0, values)
+    if draw(st.booleans()):
+        logits[random.random(logits.shape) < 0.5] = -np.inf
+    if non_finite:
+        logits[random.random(logits.shape) < 0.5 / vocab] = draw(st.sampled_from([np.nan, -np.nan, np.inf]))
+    num_nodes = random.integers(0, nodes + 1, batch).astype(np.int32)
+    for b, count in enumerate(num_nodes):
+        logits[b, count:] = np.nan
+    return logits, num_nodes
+
+
+@given(case=rows(non_finite=True), seed=schedules)
+def test_greedy_targets_matches_reference(kernels, case, seed):
+    logits, num_nodes = case
+    found = replace(kernels, seed=seed)(greedy_targets, logits, num_nodes=num_nodes)
+    assert_identical(found, reference.greedy_targets(logits, num_nodes=num_nodes))
+
+
+@dtypes
+def test_greedy_targets_matches_reference_on_ties_and_subnormals(kernels, dtype):
+    tiny = {"float32": 1e-40, "float16": 6e-8, "bfloat16": 1e-39}[dtype.name]
+    logits = np.array(
+        [[0, -0.0, 3, 3, 3], [-0.0, 0, -1, 0, -0.0], [-tiny, 0, tiny, tiny, 0], [-tiny, -tiny, -1, -2, -3]]
+    )
+    found = kernels(greedy_targets, logits.astype(dtype))
+    assert found.tolist() == [2, 0, 2, 0]
+    wide = np.zeros((2, 20_000), dtype)
+    wide[1, [12_345, 19_999]] = np.inf
+    assert kernels(greedy_targets, wide).tolist() == [0, 12_345]
+
+
+def near(logits, u, temperature, token):
+    """Whether u * total lies in token's interval of the cumulative weights, give or take 1e-6 of the total."""
+    values = logits.astype(np.float64)
+    cumulative = np.cumsum(np.exp((values - values.max()) / temperature))
+    slack = 1e-6 * cumulative[-1]
+    below = cumulative[token - 1] if token else 0.0
+    return below - slack <= float(u) * cumulative[-1] <= cumulative[token] + slack and values[token] > -np.inf
+
+
+@given(
+    case=rows(non_finite=True),
+    temperature=st.sampled_from([0.05, 0.7, 1.0, 3.0]),
+    per_request=st.booleans(),
+    double=st.booleans(),
+    seed=schedules,
+)
+def test_sample_targets_matches_reference(kernels, case, temperature, per_request, double, seed):
+    logits, num_nodes = case
+    random = np.random.default_rng(seed)
+    float_type = np.float64 if double else np.float32
+    uniforms = random.random(logits.shape[:2]).astype(float_type)
+    uniforms[random.random(uniforms.shape) < 0.2] = 0.0
+    temperatures = np.full(len(logits), temperature, float_type)
+    given_temperature = temperatures if per_request else float(temperatures[0]) if len(logits) else temperature
+    found = replace(kernels, seed=seed)(
+        sample_targets, logits, uniforms, temperature=given_temperature, num_nodes=num_nodes
+    )
+    wanted = reference.sample_targets(
+        logits, uniforms, temperature=temperatures.astype(np.float64), num_nodes=num_nodes
+    )
+    assert ((found >= 0) == (wanted >= 0)).all()
+    for place in np.argwhere(found != wanted):
+        b, node = place
+        assert near(logits[b, node], uniforms[b, node], float(temperatures[b]), found[b, node]), place
+
+
+@dtypes
+def test_sample_targets_matches_reference_at_the_ends(kernels, dtype):
+    """u = 0 gives the first id with weight, the largest u below 1 the last; zero weight is never drawn."""
+    logits = np.full((2, 3000), -np.inf, dtype)
+    logits[:, [7, 8, 2500]] = 0.0
+    uniforms = np.array([0.0, np.nextafter(1.0, 0.0)])
+    assert kernels(sample_targets, logits, uniforms, temperature=1.0).tolist() == [7, 2500]
+    assert kernels(sample_targets, logits, uniforms.astype(np.float32), temperature=1e-300)[0] == 7
+
+
+def test_sample_targets_matches_the_distribution(kernels):
+    logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
+    rows_of_one = np.broadcast_to(logits, (4000, 3)).copy()
+    uniforms = (np.arange(4000) + 0.5) / 4000
+    found = kernels(sample_targets, rows_of_one, uniforms, temperature=1.0)
+    assert np.bincount(found).tolist() == [2000, 1200, 800]
+
+
+@pytest.mark.parametrize("function", [greedy_targets, sample_targets])
+def test_targets_never_trust_device_values(kernels, function):
+    """Counts outside 0..N, draws outside [0, 1) and temperatures that are none end, inside the arrays."""
+    logits = np.random.default_rng(0).standard_normal((4, 2, 100)).astype(np.float32)
+    counts = np.array([-5, 2**31 - 1, 2, 1], np.int32)
+    more = {}
+    if function is sample_targets:
+        uniforms = np.array([[0.5, 0.5], [np.nan, -1.0], [2.0, np.inf], [0.5, 0.5]])
+        logits = [logits, uniforms]
+        more["temperature"] = np.array([1.0, 0.0, np.nan, -1.0])
+    arrays = logits if isinstance(logits, list) else [logits]
+    found = kernels(function, *arrays, num_nodes=counts, **more)
+    assert (found < 100).all()
+    assert found[0].tolist() == [-1, -1]
+    assert found[3, 1] == -1
+
+
+@pytest.mark.emulate
+@given(case=rows(), seed=schedules)
+def test_emulated_targets_never_write_outside_their_result(case, seed):
+    logits, num_nodes = case
+    guards = [GuardedArray(logits.shape[:2], np.int32) for _ in range(2)]
+    uniforms = np.full(logits.shape[:2], 0.5)
+    with emulate.active(seed=seed):
+        greedy_targets(logits, num_nodes=num_nodes, out=guards[0].array)
+        sample_targets(logits, uniforms, temperature=1.0, num_nodes=num_nodes, out=guards[1].array, checked=False)
+        assert_identical(guards[0].array, greedy_targets(logits, num_nodes=num_nodes))
+        again = sample_targets(logits, uniforms, temperature=1.0, num_nodes=num_nodes)
+    assert_identical(guards[1].array, again)
+    assert [guard.num_touched() for guard in guards] == [0, 0]
+
+
+def test_targets_kernels_reject(kernels):
+    logits = np.zeros((2, 3, 8), np.float32)
+    with pytest.raises(DTypeError, match=r"`target_logits`.*float64.*astype"):
+        kernels(greedy_targets, logits.astype(np.float64))
+    with pytest.raises(LayoutError, match="`target_logits`"):
+        kernels(greedy_targets, logits[..., ::2])
+    with pytest.raises(DTypeError, match="`num_nodes`"):
+        kernels(greedy_targets, logits, num_nodes=np.zeros(2, np.int64))
+    with pytest.raises(LayoutError, match="`uniforms`"):
+        kernels(sample_targets, logits, np.zeros((2, 6))[:, ::2], temperature=1.0)

@@ -1,0 +1,202 @@
+"""The kernels best_first and topology: bit-identical to the reference, on the emulator and on the GPU."""
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddtree_cupy import Candidates, best_first_tree, build_tree, emulate, top_candidates
+from ddtree_cupy._topology import derive_topology
+from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
+from ddtree_cupy.testing import assert_identical
+from ddtree_cupy.testing.strategies import candidate_tables, draft_logits, draft_trees
+from ddtree_cupy.tree_build import kernel
+from ddtree_cupy.tree_build.api import best_first_tree_workspace_bytes, build_tree_workspace_bytes
+from tests.tree_build.helpers import garbage_like, t6_candidates
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+schedules = st.integers(0, 9)
+
+
+@st.composite
+def options(draw):
+    """Draw the options that shape a tree."""
+    chosen = {}
+    if draw(st.booleans()):
+        chosen["max_depth"] = draw(st.integers(0, 5))
+    if draw(st.booleans()):
+        chosen["max_children"] = draw(st.integers(0, 5) | st.lists(st.integers(0, 4), max_size=5))
+    if draw(st.booleans()):
+        chosen["min_path_score"] = draw(st.sampled_from([-0.5, -1.0, -1.5, -3.0, 0.0]) | st.floats(-8, 1))
+    if draw(st.booleans()):
+        chosen["spine"] = draw(st.integers(0, 6))
+    return chosen
+
+
+def table(draft_len, width, seed, *, tied=False):
+    """Return unbatched candidates; tied ones lie on a grid where whole paths tie."""
+    random = np.random.default_rng(seed)
+    values = random.integers(0, 6, (draft_len, width)) * 0.25 if tied else random.standard_normal((draft_len, width))
+    logits = -np.sort(-values, axis=-1).astype(np.float32)
+    ids = np.broadcast_to(np.arange(width, dtype=np.int32), logits.shape).copy()
+    lse = logits[:, 0] + (np.float32(0.5) if tied else np.float32(1.3))
+    return Candidates(ids, logits, lse)
+
+
+def check(backend, candidates, **arguments):
+    """Compare a tree with the reference's, every array bit by bit; return the kernel's."""
+    found = backend(best_first_tree, candidates, **arguments)
+    assert_identical(found, best_first_tree(candidates, **arguments))
+    return found
+
+
+@given(
+    candidates=candidate_tables(max_width=6, bad_rows=True, batched=True),
+    chosen=options(),
+    capacity=st.integers(0, 70),
+    data=st.data(),
+)
+def test_best_first_tree_matches_reference(kernels, candidates, chosen, capacity, data):
+    """Ragged budgets, some above the capacity, and inactive requests."""
+    batch = len(candidates.lse)
+    budgets = np.array([data.draw(st.integers(0, 80)) for _ in range(batch)], np.int32)
+    roots = np.array([data.draw(st.integers(-1, 3)) for _ in range(batch)], np.int32)
+    backend = replace(kernels, seed=data.draw(schedules))
+    check(backend, candidates, budget=budgets, root_token_ids=roots, capacity=capacity, **chosen)
+
+
+@given(candidates=candidate_tables(max_width=5, batched=False), budget=st.integers(0, 40), seed=schedules)
+@example(candidates=t6_candidates(), budget=5, seed=0)
+def test_best_first_tree_matches_reference_unbatched(kernels, candidates, budget, seed):
+    check(replace(kernels, seed=seed), candidates, budget=budget, root_token_ids=7)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 63, 64, 65, 1025])
+def test_best_first_tree_matches_reference_at_node_counts(kernels, count, tied):
+    budget = count - 1
+    tree = check(kernels, table(12, min(count, 200), count, tied=tied), budget=budget, root_token_ids=1)
+    assert int(tree.num_nodes) == count
+
+
+def test_best_first_tree_matches_reference_beyond_shared_memory(kernels):
+    candidates = table(8, 300, 5)
+    assert best_first_tree_workspace_bytes(candidates, capacity=2500) == 0  # NumPy needs none
+    check(kernels, candidates, budget=2500, root_token_ids=0)
+
+
+def test_best_first_tree_matches_reference_on_equal_scores(kernels):
+    """Every open child ties: rank paths decide all of it."""
+    even = Candidates(*(np.zeros((4, 30), t) for t in (np.int32, np.float32)), np.full(4, 3.0, np.float32))
+    even.token_ids[:] = np.arange(30)
+    check(kernels, even, budget=150, root_token_ids=0)
+    certain = replace(even, lse=np.zeros(4, np.float32))  # children tie with their parents
+    check(kernels, certain, budget=150, root_token_ids=0)
+
+
+def test_best_first_tree_matches_reference_on_float32_subnormals(kernels):
+    tiny = np.float32(1e-40)
+    logits = np.array([[tiny, 0.0, -tiny], [0.0, -tiny, -3 * tiny]], np.float32)
+    ids = np.array([[0, 1, 2], [0, 1, 2]], np.int32)
+    check(kernels, Candidates(ids, logits, np.array([tiny, 0.0], np.float32)), budget=12, root_token_ids=0)
+
+
+@pytest.mark.parametrize("draft_len", [1, 40, 300])
+def test_best_first_tree_matches_reference_on_deep_drafts(kernels, draft_len):
+    check(kernels, table(draft_len, 2, 1), budget=400, root_token_ids=0, max_children=2, spine=draft_len)
+
+
+def topology(backend, parents, num_nodes):
+    return backend(lambda *arrays: tuple(kernel.topology(*arrays, backend=backend.name)), parents, num_nodes)
+
+
+@given(tree=draft_trees(batched=True, max_nodes=70), seed=schedules)
+def test_topology_matches_reference(kernels, tree, seed):
+    found = topology(replace(kernels, seed=seed), tree.parents, tree.num_nodes)
+    assert_identical(found, tuple(derive_topology(tree.parents, tree.num_nodes)))
+
+
+@given(tree=draft_trees(batched=True, max_nodes=40), seed=st.integers(0, 2**32 - 1))
+def test_topology_never_reads_padding_nor_follows_bad_parents(kernels, tree, seed):
+    """Padding is ignored; a parent that does not come before its child ends the climb and no access is illegal."""
+    random = np.random.default_rng(seed)
+    padding = np.arange(tree.parents.shape[1]) >= tree.num_nodes[:, None]
+    parents = np.where(padding, random.integers(-(2**31), 2**31, padding.shape), tree.parents).astype(np.int32)
+    found = topology(kernels, parents, tree.num_nodes)
+    assert_identical(found, tuple(derive_topology(tree.parents, tree.num_nodes)))
+    absurd = random.choice(np.array([-(2**31), -2, -1, 0, 5, 2**31 - 1], np.int32), padding.shape)
+    counts = random.choice(np.array([-5, 2**31 - 1, 3], np.int32), len(parents))
+    topology(kernels, absurd, counts)
+
+
+@given(
+    logits=draft_logits(non_finite=True, max_vocab=30, batched=True),
+    chosen=options(),
+    budget=st.integers(0, 50),
+    seed=schedules,
+)
+def test_build_tree_matches_reference_on_its_own_candidates(kernels, logits, chosen, budget, seed):
+    backend = replace(kernels, seed=seed)
+    logits = np.ascontiguousarray(logits)
+    tree = backend(build_tree, logits, budget=budget, root_token_ids=3, check_finite=False, **chosen)
+    limit = chosen.get("max_children", budget)
+    k = min(budget, limit if isinstance(limit, int) else max(limit, default=0))
+    candidates = backend(top_candidates, logits, k, check_finite=False)
+    assert_identical(tree, best_first_tree(candidates, budget=budget, root_token_ids=3, **chosen))
+
+
+@pytest.mark.parametrize("budgets", [[-(2**31), 2**31 - 1, 3, -1], [0, 4, 2**30, 9]])
+def test_best_first_tree_never_trusts_device_values(kernels, budgets):
+    candidates = t6_candidates()._map(lambda array: np.stack([array] * 4))
+    budgets, roots = np.array(budgets, np.int32), np.array([5, -7, 2**31 - 1, 0], np.int32)
+    tree = kernels(best_first_tree, candidates, budget=budgets, root_token_ids=roots, capacity=4)
+    clamped = best_first_tree(
+        candidates, budget=np.clip(budgets, 0, 4), root_token_ids=np.maximum(roots, -1), capacity=4
+    )
+    assert_identical(tree, clamped)
+
+
+@pytest.mark.emulate
+@given(candidates=candidate_tables(max_width=4, batched=True, min_batch=1), budget=st.integers(0, 40), seed=schedules)
+def test_emulated_best_first_tree_never_writes_outside_its_results(candidates, budget, seed):
+    arguments = {"budget": budget, "root_token_ids": 1}
+    wanted = best_first_tree(candidates, **arguments)
+    out, guards = garbage_like(wanted)
+    with emulate.active(seed=seed):
+        assert best_first_tree(candidates, **arguments, out=out, checked=False) is out
+    assert_identical(out, wanted)
+    assert [guard.num_touched() for guard in guards] == [0] * len(guards)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
+def test_emulated_build_tree_is_identical_with_out_and_workspace(dtype):
+    logits = np.random.default_rng(0).standard_normal((2, 3, 50)).astype(dtype)
+    with emulate.active():
+        wanted = build_tree(logits, budget=20, root_token_ids=1)
+        out, _ = garbage_like(wanted)
+        workspace = np.full(build_tree_workspace_bytes(logits, capacity=20), 0xFF, np.uint8)
+        assert build_tree(logits, budget=20, root_token_ids=1, out=out, workspace=workspace) is out
+        assert_identical(out, wanted)
+        one = build_tree(logits[1], budget=20, root_token_ids=1)
+    assert_identical(one, wanted._map(lambda array: array[1, ...]))
+
+
+def test_best_first_tree_kernels_reject(kernels):
+    candidates = t6_candidates()._map(lambda array: np.stack([array] * 2))
+    budgets = np.array([1, 2], np.int32)
+    with pytest.raises(ArgumentError, match="capacity="):
+        kernels(best_first_tree, candidates, budget=budgets, root_token_ids=0)
+    with pytest.raises(DTypeError, match=r"`candidates\.lse`.*float64"):
+        kernels(best_first_tree, t6_candidates(np.float64), budget=1, root_token_ids=0)
+    with pytest.raises(DTypeError, match="`budget`"):
+        kernels(best_first_tree, candidates, budget=budgets.astype(np.int64), root_token_ids=0, capacity=2)
+    with pytest.raises(LayoutError, match=r"`candidates\.logits`"):
+        strided = replace(candidates, logits=candidates.logits.repeat(2, axis=-1)[..., ::2])
+        kernels(best_first_tree, strided, budget=1, root_token_ids=0)
+    with pytest.raises(UnsupportedError, match="`max_children` has 300 entries"):
+        deep = table(300, 1, 0)
+        kernels(best_first_tree, deep, budget=1, root_token_ids=0, max_children=[1] * 300)
