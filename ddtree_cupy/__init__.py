@@ -8,15 +8,29 @@ NumPy arrays run the references, CuPy arrays the kernels. See the README for the
 """
 
 from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree, PagedKV, Visibility
-from ddtree_cupy.tree_accept import accept, commit_kv, greedy_targets, sample_targets
+from ddtree_cupy.tree_accept import (
+    accept,
+    commit_kv,
+    commit_kv_workspace_bytes,
+    greedy_targets,
+    sample_targets,
+)
 from ddtree_cupy.tree_attention import (
-    attention_workspace_bytes,
     convert_lse,
     merge_states,
     tree_attention,
+    tree_attention_workspace_bytes,
     write_kv,
 )
-from ddtree_cupy.tree_build import best_first_tree, build_tree, choose_budget, top_candidates
+from ddtree_cupy.tree_build import (
+    best_first_tree,
+    best_first_tree_workspace_bytes,
+    build_tree,
+    build_tree_workspace_bytes,
+    choose_budget,
+    top_candidates,
+    top_candidates_workspace_bytes,
+)
 
 __version__ = "0.1.0"
 
@@ -27,16 +41,20 @@ __all__ = [
     "PagedKV",
     "Visibility",
     "accept",
-    "attention_workspace_bytes",
     "best_first_tree",
+    "best_first_tree_workspace_bytes",
     "build_tree",
+    "build_tree_workspace_bytes",
     "choose_budget",
     "commit_kv",
+    "commit_kv_workspace_bytes",
     "convert_lse",
     "greedy_targets",
     "merge_states",
     "sample_targets",
     "top_candidates",
+    "top_candidates_workspace_bytes",
     "tree_attention",
+    "tree_attention_workspace_bytes",
     "write_kv",
 ]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy import attention_workspace_bytes, tree_attention
+from ddtree_cupy import tree_attention, tree_attention_workspace_bytes
 from ddtree_cupy.bench.cases import (
     HEAD_DIM_CKV,
     HEAD_DIM_KPE,
@@ -42,7 +42,7 @@ def prepare_attention(batch: int, heads: int, nodes: int, context: int, variant:
     q_nope = bfloat16_normal(3, (batch, nodes, heads, HEAD_DIM_CKV))
     q_pe = bfloat16_normal(4, (batch, nodes, heads, HEAD_DIM_KPE))
     out = cupy.empty_like(q_nope), cupy.empty(q_nope.shape[:3], np.float32)
-    size = attention_workspace_bytes(tree, q_nope, q_pe, kv, variant=variant)
+    size = tree_attention_workspace_bytes(tree, q_nope, q_pe, kv, variant=variant)
     workspace = cupy.empty(size, np.uint8)
     options: dict[str, Any] = {"sm_scale": SM_SCALE, "variant": variant, "out": out, "workspace": workspace}
 

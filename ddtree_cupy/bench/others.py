@@ -19,6 +19,7 @@ from ddtree_cupy.bench.cases import (
 from ddtree_cupy.containers import DraftTree, PagedKV
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.tree_accept import reference as accept_reference
+from ddtree_cupy.tree_build import best_first_tree_workspace_bytes, top_candidates_workspace_bytes
 from ddtree_cupy.tree_build import reference as build_reference
 
 
@@ -27,7 +28,8 @@ def prepare_top_candidates(batch: int, k: int) -> Prepared:
     import cupy
 
     logits = bfloat16_normal(5, (batch, DRAFT_LEN, VOCAB_SIZE), 4.0)
-    run, last = _kept(lambda out: top_candidates(logits, k, out=out))
+    workspace = cupy.empty(top_candidates_workspace_bytes(logits, k), np.uint8)
+    run, last = _kept(lambda out: top_candidates(logits, k, out=out, workspace=workspace))
 
     def gate() -> None:
         wanted = build_reference.top_candidates(cupy.asnumpy(logits), k)
@@ -39,10 +41,14 @@ def prepare_top_candidates(batch: int, k: int) -> Prepared:
 
 def prepare_best_first(batch: int, budget: int) -> Prepared:
     """Trees from random candidates."""
+    import cupy
+
     host = build_reference.top_candidates(_sharp_logits(batch), budget)
     candidates = to_device(host)
     roots = np.zeros(batch, np.int32)
-    run, last = _kept(lambda out: best_first_tree(candidates, budget=budget, root_token_ids=0, out=out))
+    workspace = cupy.empty(best_first_tree_workspace_bytes(candidates, capacity=budget), np.uint8)
+    options: dict[str, Any] = {"budget": budget, "root_token_ids": 0, "workspace": workspace}
+    run, last = _kept(lambda out: best_first_tree(candidates, out=out, **options))
 
     def gate() -> None:
         budgets = np.full(batch, budget, np.int32)

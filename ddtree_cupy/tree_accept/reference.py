@@ -38,7 +38,8 @@ def sample_targets(target_logits: Array, uniforms: Array, *, temperature: Array,
             largest = logits.max(initial=-np.inf)
             if not np.isfinite(largest):  # NaN, +inf, or nothing above -inf
                 continue
-            weights = np.exp((logits - largest) / temperature[b])
+            with np.errstate(over="ignore"):  # a quotient of -inf is right: its weight is 0
+                weights = np.exp((logits - largest) / temperature[b])
             cumulative = np.cumsum(weights)
             chosen = np.searchsorted(cumulative, uniforms[b, node] * cumulative[-1], side="right")
             # u * total may round up to total: the last id with any weight is then the one
@@ -82,8 +83,9 @@ def commit_kv(caches: Sequence[PagedKV], result: AcceptResult) -> tuple[PagedKV,
     moved: set[tuple[Any, ...]] = set()
     for kv, source, target in places:
         for pool in (kv.ckv, kv.kpe):
-            interface = pool.__array_interface__
-            key = (interface["data"][0], interface["shape"], pool.strides, target[0].tobytes(), target[1].tobytes())
+            offsets = target[0].astype(np.int64) * pool.strides[0] + target[1] * pool.strides[1]
+            addresses = pool.ctypes.data + offsets
+            key = (addresses.tobytes(), pool.shape[2])
             if key in moved:  # layers that share one cache
                 continue
             moved.add(key)

@@ -56,7 +56,7 @@ def write_kv(
     for name, pool in (("kv.ckv", kv.ckv), ("kv.kpe", kv.kpe)):
         check.array(name, pool, pool.shape, writable=True)
     capacity = ckv_rows.shape[-2]
-    if isinstance(num_rows, int | np.integer):
+    if not hasattr(num_rows, "shape") or isinstance(num_rows, np.generic):
         num_rows = check.integer("num_rows", num_rows, low=0, high=capacity)
     else:
         check.backend(num_rows=num_rows, **{"kv.ckv": kv.ckv})
@@ -161,6 +161,7 @@ def tree_attention(
             raise UnsupportedError(
                 f"tree_attention: variant {variant!r} is unknown for NumPy; supported: auto, reference"
             )
+        _check_lengths(tree, kv)
         result = reference.tree_attention(tree, q_nope, q_pe, kv, sm_scale=float(sm_scale), keys=keys)
         return _deliver("tree_attention", result if batched else (result[0][0], result[1][0]), out)
     result = kernel.tree_attention(
@@ -181,7 +182,7 @@ def tree_attention(
     return result if batched else (result[0][0], result[1][0])
 
 
-def attention_workspace_bytes(
+def tree_attention_workspace_bytes(
     tree: DraftTree | Visibility,
     q_nope: Array,
     q_pe: Array,
@@ -206,16 +207,16 @@ def attention_workspace_bytes(
     --------
     >>> tree = DraftTree.from_parents([5], [-1])
     >>> q = np.zeros((1, 2, 16), np.float32)
-    >>> attention_workspace_bytes(tree, q, q, PagedKV.allocate(8, head_dim_ckv=16, head_dim_kpe=16))
+    >>> tree_attention_workspace_bytes(tree, q, q, PagedKV.allocate(8, head_dim_ckv=16, head_dim_kpe=16))
     0
     """
-    check = Checker("attention_workspace_bytes")
+    check = Checker("tree_attention_workspace_bytes")
     backend = _check_attention(check, tree, q_nope, q_pe, kv, 1.0, keys)
     if backend == "numpy":
         return 0
     if q_nope.ndim == 3:
         q_nope, q_pe, kv = q_nope[None], q_pe[None], kv.with_batch()
-    return kernel.attention_workspace_bytes(q_nope, q_pe, kv, keys, variant, backend)
+    return kernel.attention_scratch_bytes(q_nope, q_pe, kv, keys, variant, backend)
 
 
 def merge_states(
@@ -321,6 +322,17 @@ def _deliver(function: str, result: tuple[Array, Array], out: tuple[Array, Array
         return result
     deliver_arrays(function, "out.", {"out": result[0], "lse": result[1]}, out)
     return out
+
+
+def _check_lengths(tree: DraftTree | Visibility, kv: PagedKV) -> None:
+    """Check the values of a batched host call that would otherwise end in an unnamed NumPy error."""
+    capacity = tree.visibility_bits.shape[1]
+    if ((tree.num_nodes < 0) | (tree.num_nodes > capacity)).any():
+        raise ArgumentError(
+            f"tree_attention: `tree.num_nodes` is {tree.num_nodes.tolist()}, expected values in 0..{capacity}"
+        )
+    if (kv.context_lens < 0).any():
+        raise ArgumentError(f"tree_attention: `kv.context_lens` is {kv.context_lens.tolist()}, expected values >= 0")
 
 
 def _check_out(check: Checker, like: Array, out: tuple[Array, Array]) -> None:

@@ -359,8 +359,8 @@ def _v2_scratch(batch: int, region: int, head_dim_ckv: int) -> dict[str, tuple[t
     }
 
 
-def attention_workspace_bytes(q_nope: Array, q_pe: Array, kv: PagedKV, keys: str, variant: str, backend: str) -> int:
-    """Return the scratch bytes of a batched call; `api.attention_workspace_bytes`."""
+def attention_scratch_bytes(q_nope: Array, q_pe: Array, kv: PagedKV, keys: str, variant: str, backend: str) -> int:
+    """Return the scratch bytes of a batched call; `api.tree_attention_workspace_bytes`."""
     if choose_variant(variant, q_nope, q_pe, kv, keys, backend) == "v1_three_phase":
         return 0
     batch, capacity, num_heads, head_dim_ckv = q_nope.shape

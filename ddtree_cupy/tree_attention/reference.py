@@ -61,6 +61,7 @@ def tree_attention(
         rope_keys = kv.kpe[pages, slots].astype(dtype, copy=False)  # (T, R)
         unseen = ~visible.any(axis=0)
         values[unseen] = 0  # what no node sees may hold anything, NaN too, and 0 * NaN is NaN
+        rope_keys[unseen] = 0
         block = max(1, SCORES_AT_ONCE // max(1, num_heads * visible.shape[1]))
         for start in range(0, count, block):
             rows = slice(start, min(start + block, count))
@@ -90,7 +91,8 @@ def _softmax_average(scores: Array, seen: Array, values: Array) -> tuple[Array, 
     scores = np.where(seen, scores, scores.dtype.type(-np.inf))
     largest = scores.max(axis=1, initial=-np.inf, keepdims=True)
     shift = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
-    weights = np.exp(scores - shift)
+    with np.errstate(over="ignore"):  # a difference of -inf is right: its weight is 0
+        weights = np.exp(scores - shift)
     total = np.zeros(shift.shape, scores.dtype)
     weighted = np.zeros((len(scores), values.shape[1]), scores.dtype)
     for start in range(0, values.shape[0], KEYS_PER_SUM):
@@ -115,10 +117,12 @@ def merge_states(
     shift = np.where(largest == -np.inf, 0, largest)
     weight_a, weight_b = np.exp(lse_a - shift), np.exp(lse_b - shift)
     total = weight_a + weight_b
-    # an empty side counts as 0 whatever its `out` holds
-    part_a = np.where((weight_a == 0)[..., None], 0, out_a.astype(dtype)) * weight_a[..., None]
-    part_b = np.where((weight_b == 0)[..., None], 0, out_b.astype(dtype)) * weight_b[..., None]
-    out = (part_a + part_b) / np.where(total == 0, 1, total)[..., None]
+    # an empty side counts for nothing, whatever its `out` holds: the other side stays bit for bit
+    empty_a, empty_b = (weight_a == 0)[..., None], (weight_b == 0)[..., None]
+    part_a = np.where(empty_a, 0, out_a.astype(dtype)) * weight_a[..., None]
+    part_b = np.where(empty_b, 0, out_b.astype(dtype)) * weight_b[..., None]
+    weighted = np.where(empty_a, part_b, np.where(empty_b, part_a, part_a + part_b))
+    out = weighted / np.where(total == 0, 1, total)[..., None]
     with np.errstate(divide="ignore"):
         lse = np.log(total) + largest
     return out.astype(compute_dtype or out_a.dtype), lse

@@ -59,7 +59,7 @@ def copied(kv):
 
 
 @given(
-    batch=ragged_batches(dtypes=DTYPES, head_dims=[(16, 16), (5, 3), (24, 8), (72, 16)]),
+    batch=ragged_batches(kind="tree", dtypes=DTYPES, head_dims=[(16, 16), (5, 3), (24, 8), (72, 16)]),
     seed=schedules,
 )
 def test_commit_kv_matches_reference(kernels, batch, seed):

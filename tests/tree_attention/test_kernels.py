@@ -11,10 +11,10 @@ from tree_attention.cases import BFLOAT16, assert_state, build, matrix_case, rec
 from ddtree_cupy import (
     PagedKV,
     Visibility,
-    attention_workspace_bytes,
     emulate,
     merge_states,
     tree_attention,
+    tree_attention_workspace_bytes,
     write_kv,
 )
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
@@ -128,7 +128,7 @@ def test_tree_attention_never_writes_outside_its_results(kernels, variant, recip
 def test_v2_takes_a_workspace_of_the_size_it_names(kernels):
     case = tree_case(np.random.default_rng(4), [5, 7], [600, 30], heads=1, head_dims=(16, 16))
     arguments = kernels.put(case.arguments)
-    size = kernels.run(attention_workspace_bytes, *arguments, variant="v2_split_kv")
+    size = kernels.run(tree_attention_workspace_bytes, *arguments, variant="v2_split_kv")
     assert size > 0
     poisoned = kernels.put(np.full(size, 0xFF, np.uint8))
     options = {"sm_scale": case.sm_scale, "variant": "v2_split_kv"}

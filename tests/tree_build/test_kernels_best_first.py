@@ -194,9 +194,9 @@ def test_best_first_tree_kernels_reject(kernels):
         kernels(best_first_tree, t6_candidates(np.float64), budget=1, root_token_ids=0)
     with pytest.raises(DTypeError, match="`budget`"):
         kernels(best_first_tree, candidates, budget=budgets.astype(np.int64), root_token_ids=0, capacity=2)
+    strided = replace(candidates, logits=candidates.logits.repeat(2, axis=-1)[..., ::2])
     with pytest.raises(LayoutError, match=r"`candidates\.logits`"):
-        strided = replace(candidates, logits=candidates.logits.repeat(2, axis=-1)[..., ::2])
         kernels(best_first_tree, strided, budget=1, root_token_ids=0)
+    deep = table(300, 1, 0)
     with pytest.raises(UnsupportedError, match="`max_children` has 300 entries"):
-        deep = table(300, 1, 0)
         kernels(best_first_tree, deep, budget=1, root_token_ids=0, max_children=[1] * 300)
