@@ -1,10 +1,13 @@
 """What follows from `parents` alone: depths, child links and packed visibility, for one request or a batch."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = Any
+
+_device: list[Callable[[Array, Array], "Topology"]] = []  # how to derive it on a GPU, from `register_device`
 
 
 class Topology(NamedTuple):
@@ -14,6 +17,23 @@ class Topology(NamedTuple):
     first_child: Array
     next_sibling: Array
     visibility_bits: Array
+
+
+def register_device(derive: "Callable[[Array, Array], Topology]") -> None:
+    """Set the function that derives the links of CuPy arrays; containers may not import kernels themselves."""
+    _device[:] = [derive]
+
+
+def derive_on_device(parents: Array, num_nodes: Array) -> Topology:
+    """Derive the links of CuPy arrays by the kernel; shapes as in `derive_topology`."""
+    return _device[0](parents, num_nodes)
+
+
+def count_nodes(token_ids: Array, parents: Array) -> Array:
+    """Return int32 (B): nodes before the first padding entry, 0 where the root's token is -1; no value is read."""
+    linked = parents >= 0
+    linked[:, :1] = token_ids[:, :1] >= 0
+    return np.cumprod(linked, axis=1).sum(axis=1).astype(np.int32)
 
 
 def words_per_row(num_nodes: int) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy import _layout, _topology, _validate
+from ddtree_cupy._check import Checker, library_of
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import DTypeError, ShapeError
 
@@ -165,7 +166,8 @@ class DraftTree(Arrays):
         Parameters
         ----------
         token_ids, parents : integer array_like, shape ([B,] N)
-            A request whose first token is -1 is inactive.
+            A request whose first token is -1 is inactive. CuPy arrays must be int32; their values are not read and
+            so not checked, `validate()` does that.
 
         Raises
         ------
@@ -173,29 +175,42 @@ class DraftTree(Arrays):
             Unequal shapes, non-integers, a parent that does not come before its child, or siblings that share
             a token.
         """
-        token_array = _validate.as_int32("DraftTree.from_parents", "token_ids", token_ids)
-        parent_array = _validate.as_int32("DraftTree.from_parents", "parents", parents)
+        function = "DraftTree.from_parents"
+        on_device = library_of(parents) == "cupy"
+        if on_device:
+            check = Checker(function)
+            check.backend(token_ids=token_ids, parents=parents)
+            for name, array in (("token_ids", token_ids), ("parents", parents)):
+                check.array(name, array, array.shape, ("int32",), contiguous=True)  # type: ignore[union-attr]
+            token_array: Array = token_ids
+            parent_array: Array = parents
+        else:
+            token_array = _validate.as_int32(function, "token_ids", token_ids)
+            parent_array = _validate.as_int32(function, "parents", parents)
         if token_array.shape != parent_array.shape or token_array.ndim not in (1, 2):
             raise ShapeError(
-                f"DraftTree.from_parents: `parents` is {parent_array.shape} and `token_ids` {token_array.shape}, "
+                f"{function}: `parents` is {parent_array.shape} and `token_ids` {token_array.shape}, "
                 f"expected (num_nodes,) or (batch, num_nodes) for both"
             )
-        batched_parents = np.atleast_2d(parent_array)
-        batched_tokens = np.atleast_2d(token_array)
-        linked = (np.arange(batched_parents.shape[1]) == 0) | (batched_parents >= 0)
-        used = np.where(batched_tokens[:, :1] < 0, False, linked) if linked.size else linked
-        num_nodes = np.cumprod(used, axis=1).sum(axis=1).astype(np.int32)
-        _validate.parent_order("DraftTree.from_parents", batched_parents, num_nodes)
-        topology = _topology.derive_topology(batched_parents, num_nodes)
+        batched = token_array.ndim == 2
+        if not batched:
+            token_array, parent_array = token_array[None], parent_array[None]
+        num_nodes = _topology.count_nodes(token_array, parent_array)
+        if on_device:
+            topology = _topology.derive_on_device(parent_array, num_nodes)
+        else:
+            _validate.parent_order(function, parent_array, num_nodes)
+            topology = _topology.derive_topology(parent_array, num_nodes)
         tree = cls(
-            token_ids=batched_tokens,
-            parents=batched_parents,
+            token_ids=token_array,
+            parents=parent_array,
             path_scores=None,
             num_nodes=num_nodes,
-            status=np.zeros(len(num_nodes), np.int32),
+            status=0 * num_nodes,
             **topology._asdict(),
         )
-        return (tree if token_array.ndim == 2 else tree.without_batch()).validate()
+        tree = tree if batched else tree.without_batch()
+        return tree if on_device else tree.validate()
 
     @property
     def is_batched(self) -> bool:

@@ -66,8 +66,8 @@ def sample_spec(dtype: str) -> KernelSpec:
             *_ints("num_nodes_of_all", "N", "V"),
             *_strides("request", "node"),
         ),
-        max_threads=256,
-        max_registers=96,
+        max_threads=512,
+        max_registers=80,
         flush_subnormals=False,
     )
 
@@ -169,7 +169,7 @@ def sample_targets(
     temperatures = None if isinstance(temperature, float | int) else temperature
     get_kernel(sample_spec(target_logits.dtype.name), backend)(
         (batch * capacity,),
-        (256,),
+        (512 if vocab_size > 8192 else 256,),
         (
             *(target_logits, *_by_width(uniforms), *_by_width(temperatures), counts, out),
             *(of_all, count_of_all, capacity, vocab_size, *strides),
@@ -230,7 +230,7 @@ def commit_kv(
         staging = None if mode == _MOVE else scratch[str(index)]
         pools = [pool.strides[axis] // pool.dtype.itemsize for pool in (kv.ckv, kv.kpe) for axis in (0, 1)]
         get_kernel(commit_spec(kv.ckv.dtype.name), backend)(
-            (batch,),
+            (batch, 2),
             (128,),
             (
                 *(result.accepted, result.num_accepted, kv.page_table, kv.context_lens, kv.ckv, kv.kpe, staging),

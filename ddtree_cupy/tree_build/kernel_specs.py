@@ -64,7 +64,7 @@ MERGE_SPEC = KernelSpec(
         Arg.scalar("silent_bits", "int32"),
     ),
     max_threads=1024,
-    max_registers=48,
+    max_registers=64,
     shared_bytes=sort_bytes,
     max_shared_bytes=MOST_SHARED_BYTES + STATIC_SHARED_BYTES,
 )

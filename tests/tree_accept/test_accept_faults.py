@@ -22,6 +22,8 @@ from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.testing import assert_identical, unchanged
 from tests.tree_accept.cases import result_of
 
+pytestmark = pytest.mark.usefixtures("on_every_backend")
+
 T6 = DraftTree.from_parents([7, 10, 20, 11, 21, 20], [-1, 0, 1, 0, 1, 3])
 
 
@@ -38,8 +40,8 @@ def texts_of(tree, result):
 
 
 def repeated(tree, times):
-    """Return the unbatched tree as a batch of `times`."""
-    return tree._map(lambda array: np.broadcast_to(array, (times, *array.shape)))
+    """Return a batch of equal trees."""
+    return tree._map(lambda array: np.repeat(array[None], times, axis=0))
 
 
 # ---- losslessness of sampling ----

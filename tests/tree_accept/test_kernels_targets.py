@@ -15,7 +15,7 @@ from ddtree_cupy.tree_accept import reference
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
-VOCABS = [1, 2, 7, 8, 9, 31, 32, 33, 255, 257, 700]
+VOCABS = [1, 2, 7, 8, 9, 31, 32, 33, 255, 257, 700, 8200]
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 schedules = st.integers(0, 9)

@@ -10,6 +10,8 @@ from ddtree_cupy.testing import GuardedArray, assert_identical
 from tests.oracles import paged_attention
 from tests.tree_attention.cases import DTYPES, assert_state, build, make_case, matrix_case, pack, tree_case
 
+pytestmark = pytest.mark.usefixtures("on_every_backend")
+
 WIDTH, ROPE = 16, 16
 
 

@@ -18,6 +18,7 @@ from tests.tree_attention.cases import (
     expected,
     make_case,
     matrix_case,
+    random_visible,
     recipes,
     tree_case,
 )
@@ -427,3 +428,15 @@ def test_tree_attention_matches_matrix_case_helpers():
     flipped, _ = attend(replace(case, tree=replace(case.tree, visibility_bits=bits)))
     assert (flipped[0, 3] != out[0, 3]).any()
     assert_identical(np.delete(flipped, 3, axis=1), np.delete(out, 3, axis=1))
+
+
+def test_tree_attention_matches_oracle_with_strided_visibility_bits():
+    rng = np.random.default_rng(6)
+    case = make_case(rng, [random_visible(rng, 40)], [3])
+    wide = np.full((1, 40, 5), 2**32 - 1, np.uint32)
+    wide[..., :2] = case.tree.visibility_bits
+    strided = replace(case, tree=Visibility(wide[..., :2], case.tree.num_nodes))
+    assert_identical(
+        tree_attention(*strided.arguments, sm_scale=case.sm_scale),
+        tree_attention(*case.arguments, sm_scale=case.sm_scale),
+    )
