@@ -1,6 +1,7 @@
 """Measure the bundled models on held-out text: is the text lossless, and how many tokens does a pass add?
 
-``python -m ddtree_cupy.decode.evaluate lossless`` and ``... curve`` are `make lossless` and `make curve`.
+``python -m ddtree_cupy.decode.evaluate lossless`` and ``... curve`` are `make lossless` and `make curve`;
+``... agreement`` compares the GPU's text with NumPy's.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.decode.generate import Generation, generate
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_names, heldout_text
 
@@ -33,8 +35,8 @@ class Run:
         The prompt is the 256 bytes of the held-out file before `offset`.
     budget : int
         0 is autoregressive decoding; -1 the flat chain of the drafter's whole length.
-    max_new_tokens, temperature, seed, dtype
-        As in `generate`; `dtype` is that of the models.
+    max_new_tokens, temperature, seed, dtype, backend
+        As in `generate`; `dtype` and `backend` are those of the models.
     text : bytes
     target_passes : int
     """
@@ -46,6 +48,7 @@ class Run:
     temperature: float = 0.0
     seed: int = 0
     dtype: str = "float64"
+    backend: str = "numpy"
     text: bytes = b""
     target_passes: int = 0
 
@@ -69,7 +72,7 @@ def is_periodic(text: bytes, *, tail: int = 64, longest: int = 16) -> bool:
 
 def run_one(run: Run) -> Run:
     """Decode one text and return the run with its result."""
-    target, drafter = _models(run.dtype)
+    target, drafter = _models(run.dtype, run.backend)
     prompt = np.frombuffer(heldout_text(run.file)[run.offset - PROMPT_BYTES : run.offset], np.uint8)
     chain = run.budget < 0
     result: Generation = generate(
@@ -95,8 +98,11 @@ def run_all(runs: Sequence[Run], *, workers: int | None = None, label: str = "")
 
 
 @cache
-def _models(dtype: str) -> tuple[TinyTarget, TinyDrafter]:
-    return TinyTarget.load(dtype=np.dtype(dtype)), TinyDrafter.load(dtype=np.dtype(dtype))
+def _models(dtype: str, backend: str = "numpy") -> tuple[TinyTarget, TinyDrafter]:
+    return (
+        TinyTarget.load(dtype=np.dtype(dtype), backend=backend),
+        TinyDrafter.load(dtype=np.dtype(dtype), backend=backend),
+    )
 
 
 def _with_progress(runs: Iterable[Run], total: int, label: str) -> Iterator[Run]:
@@ -121,6 +127,34 @@ def lossless(
     return rows
 
 
+def agreement(prompts: Sequence[tuple[str, int]], **settings: Any) -> list[dict[str, Any]]:
+    """Compare the CUDA kernels' text with NumPy's, both float32, budget 64; one row a prompt.
+
+    Where they differ first, the row says how far apart the two best logits are in float64: a gap of rounding size
+    excuses the difference.
+    """
+    rows = []
+    for place in prompts:
+        host, device = (run_one(Run(*place, 64, dtype="float32", backend=b, **settings)) for b in ("numpy", "cupy"))
+        row: dict[str, Any] = {"file": host.file, "offset": host.offset, "identical": host.text == device.text}
+        if not row["identical"]:
+            pairs = enumerate(zip(host.text, device.text, strict=True))
+            row["first"] = next(i for i, (a, b) in pairs if a != b)
+            row["float64_gap"] = top_two_gap(heldout_text(host.file)[: host.offset] + host.text[: row["first"]])
+        rows.append(row)
+    return rows
+
+
+def top_two_gap(text: bytes) -> float:
+    """Return how far the float64 target's best logit lies above its second after `text`."""
+    target, _ = _models("float64")
+    tokens = np.frombuffer(text, np.uint8)[-2 * PROMPT_BYTES :]
+    kv = target.allocate(0, tokens.size)
+    logits, _ = target.forward(DraftTree.from_parents(tokens, np.arange(-1, tokens.size - 1)), kv)
+    second, best = np.sort(logits[-1])[-2:]
+    return float(best - second)
+
+
 def tokens_per_pass(runs: Sequence[Run]) -> dict[str, Any]:
     """Mean tokens a target pass over the texts that do not end in a short period, and how many were left out."""
     kept = [run for run in runs if not is_periodic(run.text)]
@@ -139,7 +173,7 @@ def _name(budget: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one measurement; exit code 1 when a text differs from autoregressive decoding."""
     parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.decode.evaluate", description=__doc__)
-    parser.add_argument("what", choices=("lossless", "curve"))
+    parser.add_argument("what", choices=("lossless", "curve", "agreement"))
     parser.add_argument("--prompts", type=int, default=100, help="held-out prompts (default 100)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="bytes a text (default 128)")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="default: float64 lossless, float32 curve")
@@ -151,6 +185,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = lossless(prompts, (-1, 1, 15, 64), dtype=options.dtype or "float64", **settings)
         lines = [f"{row['way']:<10}{row['identical']:>5} of {row['of']} texts identical {row['first']}" for row in rows]
         failed = any(row["identical"] != row["of"] for row in rows)
+    elif options.what == "agreement":
+        rows = agreement(prompts, **settings)
+        lines = [f"{sum(row['identical'] for row in rows)} of {len(rows)} texts identical on NumPy and the GPU"]
+        lines += [f"{row}" for row in rows if not row["identical"]]
+        failed = any(not row["identical"] and row["float64_gap"] > 1e-4 for row in rows)
     else:
         rows = []
         for temperature in (0.0, 0.8):
