@@ -29,10 +29,16 @@ __device__ __forceinline__ double from_ordered_bits(unsigned long long ordered) 
   return __longlong_as_double((long long)(ordered ^ (ordered >> 63 ? 1ull << 63 : ~0ull)));
 }
 
-// Low bits of ordered_bits(float) that say nothing once the float came from T: all 0 or, below zero, all 1.
+// Low bits of ordered_bits(float) that tell nothing when the float came from T: all 0 or, below zero, all 1.
 template <class T>
 constexpr int SILENT_BITS = 0;
 template <>
 constexpr int SILENT_BITS<__half> = 13;
 template <>
 constexpr int SILENT_BITS<__nv_bfloat16> = 16;
+
+// The inverse of ordered_bits(x) >> silent_bits.
+__device__ __forceinline__ float from_telling_bits(unsigned telling, int silent_bits) {
+  const unsigned ordered = telling << silent_bits;
+  return from_ordered_bits(ordered >> 31 ? ordered : ordered | ((1u << silent_bits) - 1));
+}

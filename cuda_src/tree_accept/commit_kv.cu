@@ -1,7 +1,7 @@
 // tree_accept/commit_kv.cu: the accepted rows move right behind the context.
 //
-// Computes   row at context_len + accepted[j] goes to context_len + j for j = 0 .. num_accepted, through the page table;
-//            advance_context: new_context_lens = context_lens + num_accepted + 1
+// Computes   row at context_len + accepted[j] goes to context_len + j for j = 0 .. num_accepted, through the page
+//            table; advance_context: new_context_lens = context_lens + num_accepted + 1
 // Letters    B requests, N nodes, P num_pages, C and R widths of ckv and kpe
 // Inputs     accepted int32[B, N], num_accepted int32[B] (-1: nothing moves), page_table int32[B, max_pages],
 //            context_lens int32[B]  contiguous
@@ -9,8 +9,9 @@
 // Scratch    staging T[B, N, C + R], only in the modes STAGE (rows to staging) and UNSTAGE (staging to rows), for
 //            caches that may be one memory under several page tables: all of them are staged before any is written
 // Outputs    new_context_lens int32[B], which may be context_lens itself
-// Work       grid (B), block 128: a thread owns columns, 16 bytes each where the strides allow, and moves 8 rows at a
-//            time, reading all of them before it writes. advance_context: one thread a request.
+// Work       grid (B, 2), block 128: y = 0 moves ckv, y = 1 kpe. A thread owns columns, 16 bytes each where the strides
+//            allow, and moves 8 rows at a time, reading all of them before it writes. advance_context: one thread a
+//            request.
 // Numerics   copies bits
 // Requires   checked shapes and strides; accepted ascends, so what a batch of rows writes lies in front of everything
 //            read later. Values are not trusted: the count is clamped to N, a row without a page on either side stays.
@@ -27,7 +28,18 @@ constexpr int TILE = 32;  // rows whose places are looked up together
 constexpr int ROWS = 8;   // rows of a thread in flight
 constexpr long long STAYS = -0x7fffffffffffffffll - 1;  // no offset: strides may be negative
 
-// Element offsets of the rows of a tile in one pool, STAYS where a row does not move.
+// One pool and the staging rows of one request; strides and width in elements.
+template <class T>
+struct Pool {
+  T* rows;
+  T* staging;
+  long long page_stride;
+  long long slot_stride;
+  long long staging_stride;
+  int width;
+};
+
+// Offsets of the rows of a tile in source and target, STAYS where a row does not move.
 struct Places {
   long long from[TILE];
   long long to[TILE];
@@ -42,40 +54,57 @@ __device__ __forceinline__ bool is_moved(const PageTable& table, long long from,
   return max(from, to) < 1ll << 31 && table.is_mapped(from) && table.is_mapped(to);
 }
 
-// Move the columns this thread owns of one tile; offsets in elements, `width` in units of `pack` elements.
+// Move the columns of a tile that this thread owns.
 template <class Unit>
-__device__ __forceinline__ void move_columns(const Places& places, int count, Unit* pool, Unit* staging, int width,
-                                             int pack, long long staging_stride, int mode) {
+__device__ __forceinline__ void move_columns(const Places& places, int count, const Unit* source, Unit* target,
+                                             int width) {
   for (int column = threadIdx.x; column < width; column += blockDim.x) {
     for (int first = 0; first < count; first += ROWS) {
       Unit units[ROWS];
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
-        const int j = first + i;
-        if (j >= count || places.from[j] == STAYS) continue;
-        units[i] = mode == UNSTAGE ? staging[j * staging_stride / pack + column] : pool[places.from[j] / pack + column];
+        if (first + i < count && places.from[first + i] != STAYS) units[i] = source[places.from[first + i] + column];
       }
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
-        const int j = first + i;
-        if (j >= count || places.from[j] == STAYS) continue;
-        (mode == STAGE ? staging[j * staging_stride / pack + column] : pool[places.to[j] / pack + column]) = units[i];
+        if (first + i < count && places.from[first + i] != STAYS) target[places.to[first + i] + column] = units[i];
       }
     }
   }
 }
 
-// The same for one pool, in units of 16 bytes where base, strides and width are multiples of them.
+// Move the rows of one pool, in units of 16 bytes where bases, strides and width are multiples of them.
 template <class T>
-__device__ __forceinline__ void move_rows(const Places& places, int count, T* pool, T* staging, long long page_stride,
-                                          long long slot_stride, int width, long long staging_stride, int mode) {
+__device__ __forceinline__ void move_rows(const Pool<T>& pool, const PageTable& table, const int* accepted, int count,
+                                          long long context_len, int mode, Places& places) {
   constexpr int PACK = 16 / sizeof(T);
-  const long long misfit = (page_stride | slot_stride | staging_stride | width) % PACK;
-  if (misfit == 0 && ((size_t)pool | (size_t)staging) % 16 == 0)
-    move_columns(places, count, reinterpret_cast<uint4*>(pool), reinterpret_cast<uint4*>(staging), width / PACK, PACK,
-                 staging_stride, mode);
-  else
-    move_columns(places, count, pool, staging, width, 1, staging_stride, mode);
+  const long long misfit = (pool.page_stride | pool.slot_stride | pool.staging_stride | pool.width) % PACK;
+  const bool is_packed = misfit == 0 && ((size_t)pool.rows | (size_t)pool.staging) % 16 == 0;
+  const T* source = mode == UNSTAGE ? pool.staging : pool.rows;
+  T* target = mode == STAGE ? pool.staging : pool.rows;
+
+  for (int first = 0; first < count; first += TILE) {
+    const int rows = min(count - first, TILE);
+    if ((int)threadIdx.x < rows) {
+      const int j = first + (int)threadIdx.x;
+      const long long from = context_len + accepted[j], to = context_len + j;
+      const bool moves = is_moved(table, from, to);
+      const long long staged = j * pool.staging_stride;
+      const long long source_row =
+          mode == UNSTAGE || !moves ? staged : table.row((int)from, pool.page_stride, pool.slot_stride);
+      const long long target_row =
+          mode == STAGE || !moves ? staged : table.row((int)to, pool.page_stride, pool.slot_stride);
+      places.from[threadIdx.x] = moves ? source_row / (is_packed ? PACK : 1) : STAYS;
+      places.to[threadIdx.x] = target_row / (is_packed ? PACK : 1);
+    }
+    __syncthreads();
+    if (is_packed)
+      move_columns(places, rows, reinterpret_cast<const uint4*>(source), reinterpret_cast<uint4*>(target),
+                   pool.width / PACK);
+    else
+      move_columns(places, rows, source, target, pool.width);
+    __syncthreads();
+  }
 }
 
 template <class T>
@@ -86,35 +115,23 @@ __global__ void __launch_bounds__(128)
               long long ckv_slot_stride, long long kpe_page_stride, long long kpe_slot_stride) {
   const long long request = blockIdx.x;  // 0..B-1
   const PageTable table = {page_table + request * max_pages, max_pages, num_pages, page_size};
-  const long long context_len = context_lens[request];
   const int count = num_committed(num_accepted[request], N);
   const long long staging_stride = staging == nullptr ? 0 : (long long)C + R;
-  __shared__ Places ckv_places, kpe_places;
+  T* staged = staging == nullptr ? nullptr : staging + request * N * staging_stride;
+  __shared__ Places places;
 
-  for (int first = 0; first < count; first += TILE) {
-    const int rows = min(count - first, TILE);
-    if ((int)threadIdx.x < rows) {
-      const int j = first + (int)threadIdx.x;
-      const long long from = context_len + accepted[request * N + j], to = context_len + j;
-      const bool moves = is_moved(table, from, to);
-      ckv_places.from[threadIdx.x] = moves ? table.row((int)from, ckv_page_stride, ckv_slot_stride) : STAYS;
-      kpe_places.from[threadIdx.x] = moves ? table.row((int)from, kpe_page_stride, kpe_slot_stride) : STAYS;
-      ckv_places.to[threadIdx.x] = moves ? table.row((int)to, ckv_page_stride, ckv_slot_stride) : STAYS;
-      kpe_places.to[threadIdx.x] = moves ? table.row((int)to, kpe_page_stride, kpe_slot_stride) : STAYS;
-    }
-    __syncthreads();
-
-    T* staged = staging == nullptr ? nullptr : staging + (request * N + first) * staging_stride;
-    T* staged_kpe = staging == nullptr ? nullptr : staged + C;
-    move_rows(ckv_places, rows, ckv, staged, ckv_page_stride, ckv_slot_stride, C, staging_stride, mode);
-    move_rows(kpe_places, rows, kpe, staged_kpe, kpe_page_stride, kpe_slot_stride, R, staging_stride, mode);
-    __syncthreads();
-  }
+  const Pool<T> pool =
+      blockIdx.y == 0
+          ? Pool<T>{ckv, staged, ckv_page_stride, ckv_slot_stride, staging_stride, C}
+          : Pool<T>{kpe, staged == nullptr ? nullptr : staged + C, kpe_page_stride, kpe_slot_stride, staging_stride, R};
+  move_rows(pool, table, accepted + request * N, count, context_lens[request], mode, places);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
     advance_context(const int* context_lens, const int* __restrict__ num_accepted, int* new_context_lens, int B,
                     int N) {
   const int request = blockIdx.x * blockDim.x + threadIdx.x;  // 0..B-1
-  if (request < B) new_context_lens[request] = context_lens[request] + num_committed(num_accepted[request], N);
+  if (request >= B) return;
+  const unsigned length = context_lens[request];  // unsigned: a wrong length may overflow
+  new_context_lens[request] = (int)(length + (unsigned)num_committed(num_accepted[request], N));
 }

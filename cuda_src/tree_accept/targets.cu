@@ -11,20 +11,21 @@
 //            temperature_of_all)
 // Outputs    token_ids int32[B, N]  contiguous, every entry written; -1 for unused rows, for rows that hold NaN or
 //            nothing above -inf, and in sample_targets also for rows that hold +inf
-// Work       grid (B * N), block 512 (sample_targets 256): a block owns a row. sample_targets cuts it into 256 segments
-//            in id order, a warp sums every eighth; then one warp finds the segment and walks it, 32 ids at a time.
+// Work       grid (B * N), block 128 or 512 (sample_targets 256 or 512): a block owns a row. sample_targets cuts it
+//            into 256 segments in id order, shared out to the warps; then one warp finds the segment and walks it, 32
+//            ids at a time.
 // Numerics   argmax compares bits, exact in every dtype (subnormals count, -0.0 equals 0.0). Weights are float32 within
-//            3e-7 relative (the exponent is a float32 pair), their sums float64; below exp(-104) they are 0.
-//            Hence the draw is the reference's unless u * total lies within 1e-6 * total of an edge.
+//            4e-7 relative (the exponent is a float32 pair, so that large ones lose nothing), their sums float64; below
+//            exp(-104) they are 0. Hence the draw is the reference's unless u * total lies within 1e-6 * total of an
+//            edge. Sums do not depend on the block size.
 // Requires   checked shapes and strides. Values are not trusted: num_nodes is clamped, any u and temperature end.
-// Speed      greedy reads each logit once: 65 x 163840 bf16 is 21 MB, expected 9 us on an H200 (65 of 132 processors);
-//            sampling reads it twice from memory or L2: expected 25 us
+// Speed      greedy reads each logit once: 65 x 163840 bf16 is 21 MB, expected 9 us on an H200 (65 of 132 processors).
+//            Sampling reads them again from L2 and takes 25 instructions each, 16 us of one processor a row: 30 us
 // Reference  ddtree_cupy/tree_accept/reference.py
 // Source     own
 #include "common/ordered.cuh"
 #include "common/block.cuh"
 
-constexpr int SAMPLE_WARPS = 8;
 constexpr int SEGMENTS = 256;
 constexpr int SEGMENTS_PER_LANE = SEGMENTS / WARP_SIZE;
 
@@ -71,14 +72,25 @@ __global__ void __launch_bounds__(512)
   if (threadIdx.x == 0) token_ids[blockIdx.x] = token;
 }
 
+// A number as the sum of two float32.
+struct Pair {
+  float high;
+  float low;
+};
+
 // exp((logit - largest) * inverse_temperature)
-__device__ __forceinline__ float weight(float logit, double largest, double inverse_temperature) {
-  const double below = (double)logit - largest;
-  const double exponent = below == 0.0 ? 0.0 : below * inverse_temperature;  // 0 * inf is not meant
-  if (!(exponent > -104.0)) return 0.0f;
-  const float high = (float)exponent;
-  const float low = (float)(exponent - (double)high);
-  return expf(high) * (1.0f + low);
+__device__ __forceinline__ float weight(float logit, float largest, Pair inverse_temperature) {
+  const float below = __fsub_rn(logit, largest);
+  if (below == 0.0f) return 1.0f;  // whatever the temperature
+  const float exponent = __fmul_rn(below, inverse_temperature.high);
+  if (!(exponent > -104.0f)) return 0.0f;  // -inf, or NaN from -inf * 0
+
+  // what rounding took from the difference and from the product
+  const float back = __fsub_rn(below, logit);
+  const float below_low = __fsub_rn(__fsub_rn(logit, __fsub_rn(below, back)), __fadd_rn(largest, back));
+  const float low = fmaf(below, inverse_temperature.high, -exponent) + below * inverse_temperature.low +
+                    below_low * inverse_temperature.high;
+  return expf(exponent) * (1.0f + low);
 }
 
 __device__ __forceinline__ double warp_sum(double x) {
@@ -98,7 +110,7 @@ __device__ __forceinline__ double sum_up_to_lane(double x) {
 // The id drawn from a row whose segments have these sums; called by one warp.
 template <class T>
 __device__ __forceinline__ int draw(const T* logits, int V, const double* segment_sums, int segment_size, double u,
-                                    double largest, double inverse_temperature) {
+                                    float largest, Pair inverse_temperature) {
   const int lane = threadIdx.x % WARP_SIZE;
   double of_lane = 0.0;
   for (int i = 0; i < SEGMENTS_PER_LANE; ++i) of_lane += segment_sums[lane * SEGMENTS_PER_LANE + i];
@@ -139,7 +151,7 @@ __device__ __forceinline__ int draw(const T* logits, int V, const double* segmen
 }
 
 template <class T>
-__global__ void __launch_bounds__(32 * SAMPLE_WARPS)
+__global__ void __launch_bounds__(512, 1)
     sample_targets(const T* __restrict__ target_logits, const float* __restrict__ uniforms_f32,
                    const double* __restrict__ uniforms_f64, const float* __restrict__ temperatures_f32,
                    const double* __restrict__ temperatures_f64, const int* __restrict__ num_nodes,
@@ -163,14 +175,16 @@ __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
   double temperature = temperature_of_all;
   if (temperatures_f32 != nullptr) temperature = (double)temperatures_f32[request];
   if (temperatures_f64 != nullptr) temperature = temperatures_f64[request];
-  const double inverse_temperature = 1.0 / temperature;
+  Pair inverse_temperature;
+  inverse_temperature.high = (float)(1.0 / temperature);
+  inverse_temperature.low = (float)(1.0 / temperature - (double)inverse_temperature.high);
 
-  // a warp sums every eighth segment
+  // every warp sums segments
   const int segment_size = ((V + SEGMENTS - 1) / SEGMENTS + WARP_SIZE - 1) / WARP_SIZE * WARP_SIZE;
-  for (int segment = threadIdx.x / WARP_SIZE; segment < SEGMENTS; segment += SAMPLE_WARPS) {
+  for (int segment = threadIdx.x / WARP_SIZE; segment < SEGMENTS; segment += blockDim.x / WARP_SIZE) {
     const int end = min((segment + 1) * segment_size, V);
     double sum = 0.0;
-#pragma unroll 4
+#pragma unroll 8
     for (int id = segment * segment_size + lane; id < end; id += WARP_SIZE)
       sum += (double)weight(to_float(logits[id]), largest, inverse_temperature);
     if (segment * segment_size < V) sum = warp_sum(sum);

@@ -83,9 +83,9 @@ __device__ __forceinline__ unsigned long long child_score(const Candidates& cand
   if (depth >= candidates.depth_limit) return 0;
   if (rank >= min(candidates.width, widths.of_depth[min(depth, WIDTHS - 1)])) return 0;
   const long long i = (long long)depth * candidates.width + rank;
-  if (candidates.token_ids[i] < 0) return 0;
+  const int token = candidates.token_ids[i];
   const double child = __dadd_rn(score, __dsub_rn(widen(candidates.logits[i]), widen(candidates.lse[depth])));
-  const bool is_open = child > (double)NEGATIVE_INFINITY && !(child < candidates.min_path_score);
+  const bool is_open = token >= 0 && child > (double)NEGATIVE_INFINITY && !(child < candidates.min_path_score);
   return is_open ? ordered_bits(child) : 0;
 }
 
@@ -186,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(32)
     const int depth = nodes.depths[from];  // of `from`; its children are candidates of row `depth`
     const double added_score = from_ordered_bits(nodes.open_score(from));
     const double from_score = nodes.scores[from];
+    const int token = candidates.token_ids[(long long)depth * K + rank];
     __syncwarp();
 
     // lane 0 opens the next child of `from`, lane 1 the first child of the node added, lane 2 writes that node
@@ -200,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(32)
       nodes.parents[added] = from;
       nodes.ranks[added] = rank;
       nodes.depths[added] = depth + 1;
-      token_ids[added] = candidates.token_ids[(long long)depth * K + rank];
+      token_ids[added] = token;
       parents[added] = from;
       path_scores[added] = added_score;
     }
@@ -217,7 +218,8 @@ extern "C" __global__ void __launch_bounds__(32)
         node = i;
       }
     }
-    const int best = first_of_lanes(nodes, score, node);
+    const int alone = nodes.open_score(from) > 0 ? from : -1;  // a bucket of one needs no search
+    const int best = count <= WARP_SIZE ? alone : first_of_lanes(nodes, score, node);
     if (lane == bucket) {
       best_score = best < 0 ? 0 : nodes.open_score(best);
       best_node = best;

@@ -4,9 +4,10 @@
 // Letters    B requests, L draft length, V vocabulary, K candidates kept, S slices of a row, E entries a slice passes
 //            on (at most K and at most its size); row = request * L + depth
 // Inputs     draft_logits  T[B, L, V]  last axis contiguous, other strides in elements, any sign
-// Scratch    found_values uint32[B*L, S, E], found_ids int32[B*L, S, E]: a slice's best in id order, 0 where it has
-//            fewer; partial_max, partial_sum float32[B*L, S]: of exp(logit - partial_max); NaN marks a bad slice;
-//            sort_keys uint64[B*L, sort_size] only when the keys do not fit shared memory, else null
+// Scratch    found_values uint32[B*L, S, E], found_ids int32[B*L, S, E]: a slice's best in id order, values as the
+//            telling bits of common/ordered.cuh, 0 where it has fewer; partial_max, partial_sum float32[B*L, S]: of
+//            exp(logit - partial_max), NaN marks a bad slice; sort_keys uint64[B*L, sort_size], null when the keys fit
+//            shared memory
 // Outputs    token_ids int32[B, L, K], logits float32[B, L, K], lse float32[B, L]  contiguous, every entry written
 // Work       find_candidates: grid (B*L, S), block 128 or 512 by V alone, a slice of 16 logits a thread, in registers.
 //            merge_candidates: grid (B*L), block 256 or 1,024; dynamic shared sort_size * 8 bytes, or none with scratch
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(512)
   BlockTotals totals = {totals_scratch, 0};
 
   // the thread's logits: ids first, first + 32, ...
-  unsigned values[ITEMS];  // ordered, 0 for none
+  unsigned values[ITEMS];  // telling bits, 0 for none
   float largest = NEGATIVE_INFINITY;
   int is_bad = 0;
 #pragma unroll
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(512)
     const int id = first + WARP_SIZE * j;
     const float logit = id < V ? canonical(to_float(logits[id])) : NEGATIVE_INFINITY;
     is_bad |= is_nan(logit) || logit == POSITIVE_INFINITY;
-    values[j] = logit > NEGATIVE_INFINITY ? ordered_bits(logit) : 0u;
+    values[j] = logit > NEGATIVE_INFINITY ? ordered_bits(logit) >> SILENT_BITS<T> : 0u;
     largest = fmaxf(largest, logit);
   }
   is_bad = __syncthreads_or(is_bad);
@@ -62,7 +63,8 @@ __global__ void __launch_bounds__(512)
   largest = block_max(largest, float_scratch);
   float sum = 0.0f;
 #pragma unroll
-  for (int j = 0; j < ITEMS; ++j) sum += values[j] > 0 ? expf(from_ordered_bits(values[j]) - largest) : 0.0f;
+  for (int j = 0; j < ITEMS; ++j)
+    sum += values[j] > 0 ? expf(from_telling_bits(values[j], SILENT_BITS<T>) - largest) : 0.0f;
   sum = block_sum(sum, float_scratch);
   if (threadIdx.x == 0) {
     partial_max[partial] = largest;
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(512)
   // its E best in id order
   unsigned* best_values = found_values + partial * E;
   int* best_ids = found_ids + partial * E;
-  const auto value_at = [&](int j) { return values[j] >> SILENT_BITS<T>; };
+  const auto value_at = [&](int j) { return values[j]; };
   const Selection chosen = select_largest(ITEMS, value_at, E, totals);
   const int count = compact(ITEMS, value_at, chosen, totals, [&](int j, int position) {
     best_values[position] = values[j];
@@ -134,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   const int first = (int)threadIdx.x / WARP_SIZE * items * WARP_SIZE + (int)threadIdx.x % WARP_SIZE;
   const auto value_at = [&](int j) {
     const int i = first + WARP_SIZE * j;
-    return i < size ? values[i] >> silent_bits : 0u;
+    return i < size ? values[i] : 0u;
   };
   const Selection chosen = select_largest(items, value_at, K, totals);
   const int count = compact(items, value_at, chosen, totals, [&](int j, int position) {
@@ -147,6 +149,6 @@ extern "C" __global__ void __launch_bounds__(1024)
   for (int i = threadIdx.x; i < K; i += blockDim.x) {
     const unsigned long long key = keys[i];
     row_ids[i] = key > 0 ? (int)~(unsigned)key : -1;
-    row_logits[i] = key > 0 ? from_ordered_bits((unsigned)(key >> 32)) : NEGATIVE_INFINITY;
+    row_logits[i] = key > 0 ? from_telling_bits((unsigned)(key >> 32), silent_bits) : NEGATIVE_INFINITY;
   }
 }

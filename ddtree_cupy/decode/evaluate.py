@@ -73,7 +73,7 @@ def is_periodic(text: bytes, *, tail: int = 64, longest: int = 16) -> bool:
 def run_one(run: Run) -> Run:
     """Decode one text and return the run with its result."""
     target, drafter = _models(run.dtype, run.backend)
-    prompt = np.frombuffer(heldout_text(run.file)[run.offset - PROMPT_BYTES : run.offset], np.uint8)
+    prompt = np.frombuffer(_prompt(run), np.uint8)
     chain = run.budget < 0
     result: Generation = generate(
         target,
@@ -86,6 +86,10 @@ def run_one(run: Run) -> Run:
         seed=run.seed,
     )
     return replace(run, text=bytes(result.token_ids.astype(np.uint8)), target_passes=result.target_passes)
+
+
+def _prompt(run: Run) -> bytes:
+    return heldout_text(run.file)[run.offset - PROMPT_BYTES : run.offset]
 
 
 def run_all(runs: Sequence[Run], *, workers: int | None = None, label: str = "") -> list[Run]:
@@ -140,7 +144,7 @@ def agreement(prompts: Sequence[tuple[str, int]], **settings: Any) -> list[dict[
         if not row["identical"]:
             pairs = enumerate(zip(host.text, device.text, strict=True))
             row["first"] = next(i for i, (a, b) in pairs if a != b)
-            row["float64_gap"] = top_two_gap(heldout_text(host.file)[: host.offset] + host.text[: row["first"]])
+            row["float64_gap"] = top_two_gap(_prompt(host) + host.text[: row["first"]])
         rows.append(row)
     return rows
 
@@ -148,7 +152,7 @@ def agreement(prompts: Sequence[tuple[str, int]], **settings: Any) -> list[dict[
 def top_two_gap(text: bytes) -> float:
     """Return how far the float64 target's best logit lies above its second after `text`."""
     target, _ = _models("float64")
-    tokens = np.frombuffer(text, np.uint8)[-2 * PROMPT_BYTES :]
+    tokens = np.frombuffer(text, np.uint8)
     kv = target.allocate(0, tokens.size)
     logits, _ = target.forward(DraftTree.from_parents(tokens, np.arange(-1, tokens.size - 1)), kv)
     second, best = np.sort(logits[-1])[-2:]
