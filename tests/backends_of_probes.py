@@ -20,14 +20,34 @@ def on_backend(backend, function):
             args = (np.ascontiguousarray(args[0], np.float32), *args[1:])  # kernels take no float64
         if any(kv.ckv.dtype == np.float64 for kv in _caches(args)):
             pytest.skip("kernels refuse float64, as test_kernels.py shows")
+        if backend.name == "cupy" and any(kv.ckv.nbytes > 1 << 34 for kv in _caches(args)):
+            pytest.skip("sparse on the host only; test_kernels_address_pools_beyond_2_31_elements is its GPU twin")
         placed_args, placed_options = backend.put((args, options))
         result = backend.run(function, *placed_args, **placed_options)
+        if "out" in options:
+            _fill(options["out"], backend.get(placed_options["out"]))
+            return options["out"]
         if function.__name__ in IN_PLACE:
             _copy_back(args, placed_args, backend)
         return _with_pools(backend.get(result), args) if function.__name__ == "commit_kv" else backend.get(result)
 
     call.__name__ = function.__name__
     return call
+
+
+def _fill(host, values):
+    """Copy the arrays a call wrote back into the caller's own, in tuples and containers too."""
+    if isinstance(host, np.ndarray):
+        np.copyto(host, values)
+        return
+    pairs = (
+        zip(host, values, strict=True)
+        if isinstance(host, tuple | list)
+        else zip(vars(host).values(), vars(values).values(), strict=True)
+    )
+    for mine, theirs in pairs:
+        if mine is not None and not isinstance(mine, int):
+            _fill(mine, theirs)
 
 
 def _caches(args):

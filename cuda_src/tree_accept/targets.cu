@@ -151,7 +151,7 @@ __device__ __forceinline__ int draw(const T* logits, int V, const double* segmen
 }
 
 template <class T>
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(512, 2)
     sample_targets(const T* __restrict__ target_logits, const float* __restrict__ uniforms_f32,
                    const double* __restrict__ uniforms_f64, const float* __restrict__ temperatures_f32,
                    const double* __restrict__ temperatures_f64, const int* __restrict__ num_nodes,

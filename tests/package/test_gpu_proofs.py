@@ -123,7 +123,7 @@ def test_round_replayed_from_a_graph_is_identical_to_eager():
 def test_capture_without_buffers_is_rejected():
     import cupy
 
-    one = Round(batch=1, max_context=64)
+    one = Round(batch=1, max_context=1_000)  # long enough for v2 to need scratch
     stream = cupy.cuda.Stream(non_blocking=True)
     calls = [
         lambda: build_tree(one.logits, **one.options),
