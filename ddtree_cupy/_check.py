@@ -99,6 +99,11 @@ class Checker:
                 f"{self.function}: the last axis of `{name}` has stride {array.strides[-1]} bytes, expected "
                 f"{array.dtype.itemsize} (contiguous)"
             )
+        if array.size and any(stride % array.dtype.itemsize for stride in array.strides):
+            raise LayoutError(
+                f"{self.function}: `{name}` has strides {array.strides} bytes, expected multiples of its item size "
+                f"{array.dtype.itemsize}"
+            )
         if writable and library_of(array) == "numpy" and not array.flags.writeable:
             raise LayoutError(f"{self.function}: `{name}` is read-only, expected an array this call may write")
 

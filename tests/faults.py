@@ -53,6 +53,18 @@ FAULTS = {
         "start + TILE <= stop; start += TILE",
         f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
     ),
+    "race in the bucket search": Fault(
+        "tree_build/best_first.cu",
+        "__syncwarp();",
+        "",
+        "tests/tree_build/test_kernels_best_first.py",
+    ),
+    "one tie too many": Fault(
+        "tree_build/top_candidates.cu",
+        "level_before < chosen.quota",
+        "level_before <= chosen.quota",
+        "tests/tree_build/test_kernels_top_candidates.py",
+    ),
     "late lane": Fault(
         V2,
         "    __syncwarp();\n\n    // the tile's weighted values",

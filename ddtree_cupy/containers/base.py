@@ -13,7 +13,12 @@ Array = Any
 
 
 def where(array: Array) -> str:
-    """Return " on cuda:0" for a device array, "" for a host array."""
+    """Return " on cuda:0" for a device array, "" for a host array.
+
+    Parameters
+    ----------
+    array : NumPy or CuPy array
+    """
     return "" if isinstance(array, np.ndarray) else f" on cuda:{array.device.id}"
 
 

@@ -59,9 +59,25 @@ class PagedKV(Arrays):
         head_dim_kpe: int = 64,
         dtype: npt.DTypeLike = np.float32,
     ) -> Self:
-        """Make an empty NumPy cache with `capacity` positions a request, tree rows included.
+        """Make an empty NumPy cache; `ckv` and `kpe` are slices of one zeroed buffer, context_lens is 0.
 
-        `ckv` and `kpe` are slices of one zeroed buffer, so a row is contiguous; context_lens is 0.
+        Parameters
+        ----------
+        capacity : int
+            Positions a request can hold, tree rows included.
+        batch : int, optional
+            Requests; None gives an unbatched cache.
+        page_size : int
+            Tokens a page.
+        head_dim_ckv, head_dim_kpe : int
+            C and R.
+        dtype : dtype_like
+            Of both pools.
+
+        Raises
+        ------
+        DTypeError, ArgumentError
+            A size that is no integer or below its least value.
         """
         for name, value in (("capacity", capacity), ("head_dim_ckv", head_dim_ckv), ("head_dim_kpe", head_dim_kpe)):
             _validate.at_least("PagedKV.allocate", name, value, 0)
@@ -133,7 +149,7 @@ class PagedKV(Arrays):
 
     @property
     def page_size(self) -> int:
-        """Tokens a page."""
+        """Number of tokens a page holds."""
         return int(self.ckv.shape[1])
 
     @property
@@ -143,6 +159,15 @@ class PagedKV(Arrays):
 
     def locate(self, function: str, positions: Array, request: int = 0) -> tuple[Array, Array]:
         """Return (page ids, slots) of logical positions of one request of a host cache.
+
+        Parameters
+        ----------
+        function : str
+            The caller's name, for messages.
+        positions : integer array, shape (n,)
+            Ascending.
+        request : int
+            Row of the page table.
 
         Raises
         ------

@@ -78,7 +78,19 @@ class Visibility(Arrays):
 
     @classmethod
     def from_dense(cls, visibility: npt.NDArray[np.bool_], num_nodes: Array = None) -> Self:
-        """Pack a bool matrix of shape ([B,] N, N), True = may attend; `num_nodes` defaults to N."""
+        """Pack a bool matrix, True = may attend.
+
+        Parameters
+        ----------
+        visibility : bool array_like, shape ([B,] N, N)
+        num_nodes : int array_like, shape ([B]), default N
+            Valid nodes of each request.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            The message names the argument, what it is and what was expected.
+        """
         visibility = np.asarray(visibility)
         if visibility.dtype != np.bool_:
             raise DTypeError(f"Visibility.from_dense: `visibility` has dtype {visibility.dtype}, expected bool")

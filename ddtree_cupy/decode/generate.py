@@ -71,7 +71,13 @@ class Generation:
 
     @classmethod
     def from_rounds(cls, rounds: Iterable[Round]) -> Self:
-        """Run `rounds` (say, from `generate_rounds`) to their end and collect them."""
+        """Run rounds to their end and collect them.
+
+        Parameters
+        ----------
+        rounds : iterable of Round
+            Say, from `generate_rounds`.
+        """
         finished = tuple(rounds)
         return cls(np.array([token for r in finished for token in r.token_ids], np.int32), finished)
 
@@ -180,7 +186,17 @@ def generate_rounds(
     max_children: int | Sequence[int] | None = None,
     spine: int = 0,
 ) -> Iterator[Round]:
-    """Yield the rounds of `generate` one by one, for streaming; the arguments are the same and checked at once."""
+    """Yield the rounds of `generate` one by one, for streaming.
+
+    Parameters
+    ----------
+    target, drafter, prompt_ids, budget, max_new_tokens, temperature, seed, stop_token_ids, max_children, spine
+        As in `generate`; checked before the first round.
+
+    Yields
+    ------
+    Round
+    """
     check = Checker("generate")
     prompt = np.asarray(prompt_ids)
     if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
