@@ -11,7 +11,7 @@ demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
 test: .venv/with-test  ## all tests that need no GPU
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
-lint: .venv/with-lint  ## style, docstrings, types
+lint: .venv/with-lint .venv/with-test  ## style, docstrings, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
