@@ -35,6 +35,17 @@ def gpu_reason():
         return f"{type(error).__name__}: {error}"
 
 
+def poisoned_malloc(size):
+    """Return pool memory filled with 0xFF (NaN, -1), so that a result no kernel wrote shows."""
+    import cupy
+
+    memory = cupy.get_default_memory_pool().malloc(size)
+    stream = cupy.cuda.get_current_stream()
+    if size and not stream.is_capturing():
+        cupy.cuda.runtime.memsetAsync(memory.ptr, 0xFF, size, stream.ptr)
+    return memory
+
+
 GPU_REASON = gpu_reason()
 EMULATOR_WORKS, EMULATOR_REASON = emulate.available()
 
@@ -47,10 +58,10 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--require-gpu") and GPU_REASON:
         raise pytest.UsageError(f"--require-gpu: {GPU_REASON}")
-    if config.getoption("--no-pool"):
+    if not GPU_REASON:
         import cupy
 
-        cupy.cuda.set_allocator(None)
+        cupy.cuda.set_allocator(None if config.getoption("--no-pool") else poisoned_malloc)
     if os.environ.get("PLANTED_FAULT"):
         import faults
 
