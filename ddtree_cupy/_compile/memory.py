@@ -13,6 +13,7 @@ Array = Any
 
 ALIGNMENT = 256  # bytes, for every piece of a workspace
 EMULATED_SHARED_LIMIT = 227 * 1024  # bytes; that of sm_90
+EMULATED_MULTIPROCESSORS = 5  # few, so that small cases are cut into pieces too
 
 
 def empty(backend: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -60,6 +61,22 @@ def _device_shared_limit(device: int) -> int:
     import cupy
 
     return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
+def multiprocessors(backend: str) -> int:
+    """Return how many blocks that fill a multiprocessor run at once on the current device."""
+    if backend == "emulate":
+        return EMULATED_MULTIPROCESSORS
+    import cupy
+
+    return _device_multiprocessors(cupy.cuda.runtime.getDevice())
+
+
+@cache
+def _device_multiprocessors(device: int) -> int:
+    import cupy
+
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
 class Workspace:

@@ -76,7 +76,7 @@ class Prepared:
     gate: Callable[[], None]
 
 
-def all_cases(pattern: str = "", variants: tuple[str, ...] = ("v1_three_phase", "v2_split_kv")) -> list[Case]:
+def all_cases(pattern: str = "", variants: tuple[str, ...] = ("v1_three_phase", "v2_split_kv", "v3_mma")) -> list[Case]:
     """Return the cases whose "op name variant" holds `pattern`."""
     cases = [*_build_cases(), *_attention_cases(variants), *_accept_cases()]
     return [case for case in cases if pattern in f"{case.op} {case.name} {case.variant}"]

@@ -10,6 +10,7 @@ from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.tree_attention import kernel, reference
+from ddtree_cupy.tree_attention.kernel_call import Call
 
 Array = Any
 
@@ -82,6 +83,7 @@ def tree_attention(
     sm_scale: float,
     keys: str = "all",
     variant: str = "auto",
+    split_keys: int | None = None,
     out: tuple[Array, Array] | None = None,
     workspace: Array | None = None,
     checked: bool = True,
@@ -108,7 +110,12 @@ def tree_attention(
     keys : "all", "context" or "tree"
         Restrict j to one part, so that another kernel can do the other and `merge_states` join them.
     variant : str
-        Kernel version; NumPy arrays know "auto" and "reference".
+        Kernel version: "v1_three_phase", "v2_split_kv", "v3_mma", or "auto" for the last of these that takes the
+        arguments. NumPy arrays know "auto" and "reference".
+    split_keys : int, optional
+        A multiple of 32. v3_mma cuts the keys so that all multiprocessors are busy, which depends on the whole batch;
+        with this it cuts them every `split_keys`, and a request's bits never depend on its neighbours. v1 and v2 are
+        like that anyway.
     out : tuple of two arrays, optional
         Arrays to write (out, lse) into.
     workspace : array, optional
@@ -132,7 +139,8 @@ def tree_attention(
 
     Notes
     -----
-    Numerics: float32 accumulation in sums of at most 1,024 terms (float64 for float64 input).
+    Numerics: float32 accumulation in sums of at most 1,024 terms (float64 for float64 input); v3_mma rounds the
+    softmax weights to the input dtype before the second product. Every version repeats bit for bit.
     Cost: reads (T + N)(C + R) elements a request, T = context_len.
     Source: MLA in absorbed form, DeepSeek-V2 (arXiv 2405.04434) section 2.1; tree mask after SpecInfer
     (arXiv 2305.09781).
@@ -148,7 +156,7 @@ def tree_attention(
     """
     check = Checker("tree_attention")
     if checked:
-        backend = _check_attention(check, tree, q_nope, q_pe, kv, sm_scale, keys)
+        backend = _check_attention(check, tree, q_nope, q_pe, kv, sm_scale, keys, split_keys)
     else:
         backend = backend_of(check, q_nope=q_nope)
     batched = q_nope.ndim == 4
@@ -164,15 +172,10 @@ def tree_attention(
         _check_lengths(tree, kv)
         result = reference.tree_attention(tree, q_nope, q_pe, kv, sm_scale=float(sm_scale), keys=keys)
         return _deliver("tree_attention", result if batched else (result[0][0], result[1][0]), out)
+    call = Call(tree, q_nope, q_pe, kv, float(sm_scale), keys, split_keys, backend)
     result = kernel.tree_attention(
-        tree,
-        q_nope,
-        q_pe,
-        kv,
-        sm_scale=sm_scale,
-        keys=keys,
+        call,
         variant=variant,
-        backend=backend,
         out=out if batched or out is None else (out[0][None], out[1][None]),
         workspace=workspace,
         checked=checked,
@@ -190,12 +193,13 @@ def tree_attention_workspace_bytes(
     *,
     keys: str = "all",
     variant: str = "auto",
+    split_keys: int | None = None,
 ) -> int:
     """Return the bytes of `workspace` that `tree_attention` needs for these arguments; 0 on NumPy.
 
     Parameters
     ----------
-    tree, q_nope, q_pe, kv, keys, variant
+    tree, q_nope, q_pe, kv, keys, variant, split_keys
         As in `tree_attention`; only shapes, dtypes and `kv.max_context` matter.
 
     Returns
@@ -211,12 +215,12 @@ def tree_attention_workspace_bytes(
     0
     """
     check = Checker("tree_attention_workspace_bytes")
-    backend = _check_attention(check, tree, q_nope, q_pe, kv, 1.0, keys)
+    backend = _check_attention(check, tree, q_nope, q_pe, kv, 1.0, keys, split_keys)
     if backend == "numpy":
         return 0
     if q_nope.ndim == 3:
-        q_nope, q_pe, kv = q_nope[None], q_pe[None], kv.with_batch()
-    return kernel.attention_scratch_bytes(q_nope, q_pe, kv, keys, variant, backend)
+        tree, q_nope, q_pe, kv = tree.with_batch(), q_nope[None], q_pe[None], kv.with_batch()
+    return kernel.scratch_bytes(variant, Call(tree, q_nope, q_pe, kv, 1.0, keys, split_keys, backend))
 
 
 def merge_states(
@@ -370,6 +374,7 @@ def _check_attention(
     kv: PagedKV,
     sm_scale: float,
     keys: str,
+    split_keys: int | None,
 ) -> str:
     """Check everything but the variant; return the backend."""
     if not isinstance(tree, DraftTree | Visibility):
@@ -386,6 +391,8 @@ def _check_attention(
     check.array("q_nope", q_nope, (*axes, "head_dim_ckv"), FLOATS_AND_F64, last_contiguous=True)
     check.array("q_pe", q_pe, (*axes, "head_dim_kpe"), FLOATS_AND_F64, last_contiguous=True)
     check.same_dtype(q_nope=q_nope, q_pe=q_pe, ckv=kv.ckv, kpe=kv.kpe)
+    if split_keys is not None and check.integer("split_keys", split_keys, low=32) % 32:
+        raise ArgumentError(f"{check.function}: `split_keys` is {split_keys}, expected a multiple of 32")
     if keys not in KEYS:
         raise ArgumentError(f"{check.function}: `keys` is {keys!r}, expected one of {', '.join(KEYS)}")
     check.real("sm_scale", sm_scale)

@@ -27,9 +27,16 @@ ALLOWED = {
     "emulate": {"errors", "_check", "_compile"},
     **{f"{op}.reference": CONTAINERS for op in OPS},
     **{f"{op}.kernel": KERNEL | {f"{op}.kernel_specs"} for op in OPS},
+    "tree_attention.kernel": KERNEL | {f"tree_attention.kernel_{part}" for part in ("specs", "call", "mma")},
+    "tree_attention.kernel_call": {"containers"},
+    "tree_attention.kernel_mma": KERNEL | {"tree_attention.kernel_specs", "tree_attention.kernel_call"},
     **{f"{op}.kernel_specs": {"_compile", "_topology"} for op in OPS},
     **{f"{op}._arguments": CONTAINERS | {"_dispatch"} for op in OPS},
-    **{f"{op}.api": KERNEL | {"_dispatch", f"{op}.reference", f"{op}.kernel", f"{op}._arguments"} for op in OPS},
+    **{
+        f"{op}.api": KERNEL
+        | {"_dispatch", *(f"{op}.{part}" for part in ("reference", "kernel", "kernel_call", "_arguments"))}
+        for op in OPS
+    },
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
     "__init__": CONTAINERS | set(OPS),
     "decode": API,

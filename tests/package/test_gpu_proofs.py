@@ -24,7 +24,7 @@ from ddtree_cupy.testing.backends import Backend
 pytestmark = pytest.mark.gpu
 
 GPU = Backend("cupy")
-VERSIONS = ["v1_three_phase", "v2_split_kv"]
+VERSIONS = ["v1_three_phase", "v2_split_kv", "v3_mma"]
 CAPACITY, HEADS, WIDTH, ROPE, VOCAB = 40, 4, 64, 16, 500
 
 
@@ -146,11 +146,15 @@ def test_capture_without_buffers_is_rejected():
             stream.end_capture()
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
-def test_v2_matches_oracle_at_200_000_keys(dtype):
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [("v2_split_kv", np.dtype(np.float32)), ("v2_split_kv", BFLOAT16), ("v3_mma", BFLOAT16)],
+    ids=str,
+)
+def test_versions_match_oracle_at_200_000_keys(variant, dtype):
     options = {"head_dims": (512, 64), "heads": 1, "page_size": 64, "dtype": dtype}
     case = tree_case(np.random.default_rng(1), [5], [200_000], **options)
-    assert_state(case, *GPU(tree_attention, *case.arguments, sm_scale=case.sm_scale, variant="v2_split_kv"))
+    assert_state(case, *GPU(tree_attention, *case.arguments, sm_scale=case.sm_scale, variant=variant))
 
 
 @pytest.mark.parametrize("variant", VERSIONS)

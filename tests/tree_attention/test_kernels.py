@@ -22,33 +22,43 @@ from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.tree_attention import reference
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
-VERSIONS = ["v1_three_phase", "v2_split_kv"]
+VERSIONS = ["v1_three_phase", "v2_split_kv", "v3_mma"]
+ANY_SIZE = VERSIONS[:2]  # of head, in any dtype
 
 versions = pytest.mark.parametrize("variant", VERSIONS)
+versions_of_any_size = pytest.mark.parametrize("variant", ANY_SIZE)
+versions_and_dtypes = pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [(variant, dtype) for variant in VERSIONS for dtype in DTYPES if variant in ANY_SIZE or dtype.itemsize == 2],
+    ids=str,
+)
+
+
+def sizes_for(variant, **others):
+    """Return the dtype and head sizes of a small case that a version takes; `others` where any will do."""
+    return {"dtype": BFLOAT16, "head_dims": (64, 16)} if variant == "v3_mma" else others
 
 
 def attend(backend, case, **options):
     return backend(tree_attention, *case.arguments, sm_scale=case.sm_scale, **options)
 
 
-@versions
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@versions_and_dtypes
 @given(recipe=recipes(), keys=st.sampled_from(["all", "context", "tree"]), seed=st.integers(0, 9))
 def test_tree_attention_matches_oracle(kernels, variant, dtype, recipe, keys, seed):
-    case = build(recipe, dtype=dtype)
+    case = build(recipe, **{**sizes_for(variant), "dtype": dtype})
     out, lse = attend(replace(kernels, seed=seed), case, keys=keys, variant=variant)
     assert_state(case, out, lse, keys)
 
 
-@versions
+@versions_of_any_size
 @pytest.mark.parametrize("head_dims", [(16, 16), (64, 16), (48, 32), (144, 16)])
 def test_tree_attention_matches_oracle_for_other_head_sizes(kernels, variant, head_dims):
     case = matrix_case(np.random.default_rng(1), [5, 9], [70, 3], head_dims=head_dims, heads=3)
     assert_state(case, *attend(kernels, case, variant=variant))
 
 
-@versions
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@versions_and_dtypes
 @pytest.mark.parametrize("page_size", [1, 7, 64])
 def test_tree_attention_matches_oracle_at_deepseek_sizes(kernels, variant, dtype, page_size):
     options = {"head_dims": (512, 64), "heads": 2, "page_size": page_size, "dtype": dtype}
@@ -59,14 +69,14 @@ def test_tree_attention_matches_oracle_at_deepseek_sizes(kernels, variant, dtype
 @versions
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 63, 64, 65, 1025])
 def test_tree_attention_matches_oracle_for_many_nodes(kernels, variant, count):
-    case = tree_case(np.random.default_rng(count), [count], [5], heads=1, head_dims=(16, 16))
+    case = tree_case(np.random.default_rng(count), [count], [5], heads=1, **sizes_for(variant, head_dims=(16, 16)))
     assert_state(case, *attend(kernels, case, variant=variant))
 
 
 @versions
 @pytest.mark.parametrize("heads", [1, 8, 12, 64, 128])
 def test_tree_attention_matches_oracle_for_many_heads(kernels, variant, heads):
-    case = matrix_case(np.random.default_rng(heads), [3], [9], heads=heads, head_dims=(16, 16))
+    case = matrix_case(np.random.default_rng(heads), [3], [9], heads=heads, **sizes_for(variant, head_dims=(16, 16)))
     assert_state(case, *attend(kernels, case, variant=variant))
 
 
@@ -81,27 +91,30 @@ def test_tree_attention_matches_oracle_for_huge_scores(kernels, variant):
     """Scores of about +-6e4, where a finite sentinel such as -5e4 for masked keys would win."""
     rng = np.random.default_rng(3)
     for factor in (6e4, -6e4):
-        case = matrix_case(rng, [4], [40], head_dims=(16, 16), heads=2)
+        case = matrix_case(rng, [4], [40], heads=2, **sizes_for(variant, head_dims=(16, 16)))
         one = np.zeros_like(case.q_nope)
         one[..., 0] = 1
         rows = case.kv.ckv.copy()
-        rows[..., 0] = factor * (1 + 1e-4 * rng.standard_normal(rows.shape[:2]))
+        rows[..., 0] = (factor * (1 + 1e-4 * rng.standard_normal(rows.shape[:2]))).astype(rows.dtype)
         pages, slots = case.kv.locate("test", np.arange(44), 0)
         dense = [rows[pages, slots].astype(np.float64)]
-        case = case.with_values(q_nope=one, q_pe=0 * one, kv=replace(case.kv, ckv=rows), ckv_rows=dense, sm_scale=1.0)
+        case = case.with_values(
+            q_nope=one, q_pe=np.zeros_like(case.q_pe), kv=replace(case.kv, ckv=rows), ckv_rows=dense, sm_scale=1.0
+        )
         assert_state(case, *attend(kernels, case, variant=variant))
 
 
 @versions
 @given(recipe=recipes())
 def test_tree_attention_is_identical_when_others_join_the_batch(kernels, variant, recipe):
-    case = build(recipe)
-    joined = attend(kernels, case, variant=variant)
+    case = build(recipe, **sizes_for(variant))
+    split = {"split_keys": 64} if variant == "v3_mma" else {}
+    joined = attend(kernels, case, variant=variant, **split)
     for b in range(len(recipe["counts"])):
         one = slice(b, b + 1)
         tree = Visibility(case.tree.visibility_bits[one], case.tree.num_nodes[one])
         kv = replace(case.kv, page_table=case.kv.page_table[one], context_lens=case.kv.context_lens[one])
-        options = {"sm_scale": case.sm_scale, "variant": variant}
+        options = {"sm_scale": case.sm_scale, "variant": variant, **split}
         alone = kernels(tree_attention, tree, case.q_nope[one], case.q_pe[one], kv, **options)
         assert_identical((joined[0][one], joined[1][one]), alone)
 
@@ -110,9 +123,9 @@ def test_tree_attention_is_identical_when_others_join_the_batch(kernels, variant
 @given(recipe=recipes())
 def test_tree_attention_never_writes_outside_its_results(kernels, variant, recipe):
     """Guard zones around out and lse keep their canaries; every entry between them is written."""
-    case = build(recipe)
-    rows = case.q_nope.size // case.q_nope.shape[-1]
-    store = kernels.put([np.full(case.q_nope.size + 512, np.nan, np.float32), np.full(rows + 64, np.nan, np.float32)])
+    case = build(recipe, **sizes_for(variant))
+    rows, dtype = case.q_nope.size // case.q_nope.shape[-1], case.q_nope.dtype
+    store = kernels.put([np.full(case.q_nope.size + 512, np.nan, dtype), np.full(rows + 64, np.nan, np.float32)])
     out = store[0][256:-256].reshape(case.q_nope.shape)
     lse = store[1][32:-32].reshape(case.q_nope.shape[:-1])
     arguments = kernels.put(case.arguments)
@@ -125,13 +138,14 @@ def test_tree_attention_never_writes_outside_its_results(kernels, variant, recip
     assert_state(case, *kernels.get((out, lse)))
 
 
-def test_v2_takes_a_workspace_of_the_size_it_names(kernels):
-    case = tree_case(np.random.default_rng(4), [5, 7], [600, 30], heads=1, head_dims=(16, 16))
+@pytest.mark.parametrize(("variant", "split"), [("v2_split_kv", {}), ("v3_mma", {}), ("v3_mma", {"split_keys": 96})])
+def test_versions_take_a_workspace_of_the_size_they_name(kernels, variant, split):
+    case = tree_case(np.random.default_rng(4), [5, 7], [600, 30], heads=1, **sizes_for(variant, head_dims=(16, 16)))
     arguments = kernels.put(case.arguments)
-    size = kernels.run(tree_attention_workspace_bytes, *arguments, variant="v2_split_kv")
+    size = kernels.run(tree_attention_workspace_bytes, *arguments, variant=variant, **split)
     assert size > 0
     poisoned = kernels.put(np.full(size, 0xFF, np.uint8))
-    options = {"sm_scale": case.sm_scale, "variant": "v2_split_kv"}
+    options = {"sm_scale": case.sm_scale, "variant": variant, **split}
     assert_state(case, *kernels.get(kernels.run(tree_attention, *arguments, workspace=poisoned, **options)))
     with pytest.raises(ArgumentError, match="workspace"):
         kernels.run(tree_attention, *arguments, workspace=poisoned[:-1], **options)
@@ -140,7 +154,8 @@ def test_v2_takes_a_workspace_of_the_size_it_names(kernels):
 @versions
 def test_tree_attention_survives_wrong_numbers_in_device_arrays(kernels, variant):
     """Lengths, page ids and node counts out of range give wrong rows, never an access out of bounds."""
-    case = tree_case(np.random.default_rng(5), [4, 6], [40, 9], heads=2, head_dims=(16, 16), poison=0.0)
+    sizes = sizes_for(variant, head_dims=(16, 16))
+    case = tree_case(np.random.default_rng(5), [4, 6], [40, 9], heads=2, poison=0.0, **sizes)
     for lens, nodes, page in (
         ([2**30, -5], [6, 6], 3),
         ([40, 9], [-1, 2**30], 3),
@@ -156,6 +171,46 @@ def test_tree_attention_survives_wrong_numbers_in_device_arrays(kernels, variant
         tree = Visibility(case.tree.visibility_bits, np.array(nodes, np.int32))
         out, _ = kernels(tree_attention, tree, case.q_nope, case.q_pe, kv, sm_scale=0.1, variant=variant)
         assert out.shape == case.q_nope.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@given(recipe=recipes(), split=st.sampled_from([32, 64, 4096]), seed=st.integers(0, 9))
+def test_v3_matches_oracle_with_given_slices(kernels, dtype, recipe, split, seed):
+    case = build(recipe, dtype=dtype, head_dims=(64, 16))
+    out, lse = attend(replace(kernels, seed=seed), case, variant="v3_mma", split_keys=split)
+    assert_state(case, out, lse)
+
+
+@pytest.mark.parametrize("context", [31, 32, 33, 159, 160, 161, 16_384, 16_700, 40_000])
+@pytest.mark.parametrize("split", [{}, {"split_keys": 32_768}], ids=str)
+def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
+    """Key tiles of 32, pieces of a fifth of the keys on the emulator, accumulators folded every 16,384 keys."""
+    sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}
+    case = tree_case(np.random.default_rng(context), [3, 1], [context, 0], **sizes)
+    assert_state(case, *attend(kernels, case, variant="v3_mma", **split))
+
+
+def test_v3_takes_caches_that_are_not_aligned(kernels):
+    """Rows that start at odd elements cannot be copied 16 bytes at a time; the result is the same."""
+    case = tree_case(np.random.default_rng(9), [9], [70], heads=2, head_dims=(64, 16), dtype=BFLOAT16)
+    pool = np.full((*case.kv.ckv.shape[:2], 83), np.nan, BFLOAT16)
+    pool[..., 1:65], pool[..., 66:82] = case.kv.ckv, case.kv.kpe
+    kv = replace(case.kv, ckv=pool[..., 1:65], kpe=pool[..., 66:82])
+    odd = case.with_values(kv=kv)
+    assert_identical(attend(kernels, odd, variant="v3_mma"), attend(kernels, case, variant="v3_mma"))
+
+
+def test_auto_picks_the_last_version_that_fits():
+    from ddtree_cupy.tree_attention.kernel import choose_variant
+    from ddtree_cupy.tree_attention.kernel_call import Call
+
+    for dtype, head_dims, wanted in [
+        (BFLOAT16, (64, 16), "v3_mma"),
+        (np.float32, (64, 16), "v2_split_kv"),
+        (BFLOAT16, (48, 16), "v2_split_kv"),
+    ]:
+        case = tree_case(np.random.default_rng(10), [3], [5], head_dims=head_dims, dtype=dtype)
+        assert choose_variant("auto", Call(*case.arguments, 1.0, "all", None, "emulate")) == wanted
 
 
 def test_v1_refuses_a_context_that_does_not_fit(kernels):
@@ -198,7 +253,7 @@ def test_emulated_tree_attention_addresses_pools_beyond_32_bits():
         pool[page, :, :512] = case.kv.ckv[case.kv.page_table[0, number]]
         pool[page, :, 512:] = case.kv.kpe[case.kv.page_table[0, number]]
     kv = PagedKV(pool[..., :512], pool[..., 512:], pages, case.kv.context_lens)
-    for variant in VERSIONS:
+    for variant in ANY_SIZE:
         with emulate.active():
             out, lse = tree_attention(*case.arguments[:3], kv, sm_scale=case.sm_scale, variant=variant)
         assert_state(case, out, lse)

@@ -1,0 +1,143 @@
+// tree_attention/v3_mma.cu: tensor cores through mma.sync; heads and nodes of a request share each key tile.
+//
+// Computes   out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
+// Letters    as v1_three_phase.cu; a row is node * H + head; a row tile has 64 rows, a key tile KEYS keys; G blocks
+// Inputs     as v1_three_phase.cu, in 16-bit types; rows of the cache start at multiples of 16 bytes when aligned is
+//            set, queries at multiples of 4
+// Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; both kernels together write every entry
+//            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles
+//            carry float32[G, 64, C + 8]: scratch, sums of a piece longer than FOLD_KEYS
+// Work       tree_attention_v3: grid G, block 256, one block an SM (all registers); v3_schedule.cuh cuts the work.
+//            Two groups of four warps own 32 rows each and share the key tiles. Scores: each warp multiplies its
+//            quarter of the C + R dimensions, held in registers, with all keys of the tile; the four partial scores
+//            meet in shared memory, and each warp finishes 8 rows (softmax). Values: each warp owns a quarter of C.
+//            tree_attention_v3_merge: grid (ceil(N * H / 4), B), block 128; a warp owns one row.
+// Numerics   float32 accumulation; weights are rounded to T before the second product, their sum is not. Base 2. The
+//            maximum is left stale while it grows by less than 8 (weights stay below 256), so most tiles rescale
+//            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away.
+// Requires   C a multiple of 64, R of 16; checked dtypes and shapes
+// Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120
+// Reference  ddtree_cupy/tree_attention/reference.py
+// Source     own layout; ldmatrix and mma fragments after the PTX ISA; online softmax arXiv 1805.02867; the stale
+//            maximum after FlashAttention 4
+#include "common/ptx.cuh"
+#include "common/softmax_state.cuh"
+#include "tree_attention/v3_schedule.cuh"
+#include "tree_attention/v3_tile.cuh"
+
+template <class T, int C, int R, int KEYS, int STAGES>
+__global__ void __launch_bounds__(256, 1)
+    tree_attention_v3(const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv,
+                      const T* __restrict__ kpe, const int* __restrict__ page_table,
+                      const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
+                      const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse,
+                      float* __restrict__ partial_out, float* __restrict__ partial_score, float* __restrict__ carry,
+                      int B, int N, int H, int num_pages, int page_size, int max_pages, int max_context,
+                      long long q_nope_request_stride, long long q_nope_node_stride, long long q_nope_head_stride,
+                      long long q_pe_request_stride, long long q_pe_node_stride, long long q_pe_head_stride,
+                      long long ckv_page_stride, long long ckv_slot_stride, long long kpe_page_stride,
+                      long long kpe_slot_stride, float sm_scale, int keys, int tiles_per_slice, int aligned) {
+  using K = RowTile<T, C, R, KEYS, STAGES>;
+  extern __shared__ uint4 shared[];
+  const Tables tables = {page_table, context_lens, num_nodes, B,           N,    H,    num_pages,
+                         page_size,  max_pages,    max_context, keys,      KEYS, tiles_per_slice};
+  const long long total = find_unit(tables, -1).first;
+  const int G = (int)min((long long)gridDim.x, total);  // blocks past the last unit have nothing to do
+  if (blockIdx.x >= G) return;
+  const bool whole_units = tiles_per_slice > 0;
+  long long unit = whole_units ? blockIdx.x : piece_start(total, blockIdx.x, G);
+  const long long stop = whole_units ? total : piece_start(total, blockIdx.x + 1, G);
+
+  while (unit < stop) {
+    const Place place = find_unit(tables, unit);
+    const Request request = request_of(tables, place.request);
+    const long long local = unit - place.first;
+    const int row_tile = (int)(local / request.units);
+    const int first_unit = (int)(local % request.units);
+    const int num_units = whole_units ? 1 : (int)min(stop - unit, (long long)(request.units - first_unit));
+
+    K tile(shared, request, visibility_bits + (long long)place.request * N * ((N + 31) / 32), N, H, row_tile);
+    tile.load_queries(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
+                      q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride, aligned != 0);
+    tile.cache = {ckv, kpe, ckv_page_stride, ckv_slot_stride, kpe_page_stride, kpe_slot_stride, aligned != 0};
+    const int per_unit = whole_units ? tiles_per_slice : 1;
+    tile.attend(first_unit * per_unit, min((first_unit + num_units) * per_unit, request.key_tiles),
+                sm_scale * LOG2_E, carry + (long long)blockIdx.x * TILE_ROWS * (C + 8));
+
+    if (num_units == request.units) {
+      const long long first_row = (long long)place.request * N * H + row_tile * TILE_ROWS;
+      tile.write_result(out + first_row * C, lse + first_row);
+    } else {
+      const long long slot = whole_units ? unit : slot_of(blockIdx.x, first_unit == 0);
+      tile.write_partial(partial_out + slot * TILE_ROWS * C, partial_score + slot * TILE_ROWS);
+    }
+    unit += whole_units ? G : num_units;
+  }
+}
+
+// Combines the pieces of each row in the order of their keys; rows of padding nodes and without keys get 0 and -inf.
+template <class T, int C>
+__global__ void __launch_bounds__(128)
+    tree_attention_v3_merge(const int* __restrict__ page_table, const int* __restrict__ context_lens,
+                            const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
+                            const float* __restrict__ partial_score, T* __restrict__ out, float* __restrict__ lse,
+                            int B, int N, int H, int num_pages, int page_size, int max_pages, int max_context,
+                            int keys, int keys_per_tile, int tiles_per_slice, int blocks) {
+  const int b = blockIdx.y;                                      // 0..B-1
+  const int row = blockIdx.x * 4 + threadIdx.x / WARP_SIZE;      // 0..N*H-1
+  const int lane = threadIdx.x % WARP_SIZE;                      // 0..31
+  if (row >= N * H) return;
+  const Tables tables = {page_table, context_lens, num_nodes,   B,    N,             H,              num_pages,
+                         page_size,  max_pages,    max_context, keys, keys_per_tile, tiles_per_slice};
+  const Request request = request_of(tables, b);
+  const long long final_row = (long long)b * N * H + row;
+  if (row >= request.rows || request.units == 0) {
+    for (int c = lane; c < C; c += WARP_SIZE) out[final_row * C + c] = from_float<T>(0.0f);
+    if (lane == 0) lse[final_row] = NEGATIVE_INFINITY;
+    return;
+  }
+  if (request.units == 1) return;  // whole, so written already
+
+  // the pieces are slots first + step * i, i < pieces, but for the first of a cut tile
+  long long before = 0;
+  for (int other = lane; other < b; other += WARP_SIZE) {
+    const Request r = request_of(tables, other);
+    before += (long long)r.row_tiles * r.units;
+  }
+  for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(FULL_WARP, before, step);
+  const long long first_unit = before + (long long)(row / TILE_ROWS) * request.units;
+  int pieces = request.units;
+  int first_block = 0;
+  if (tiles_per_slice == 0) {
+    const long long total = find_unit(tables, -1).first;
+    const int G = (int)min((long long)blocks, total);
+    first_block = piece_of(total, first_unit, G);
+    pieces = piece_of(total, first_unit + request.units - 1, G) - first_block + 1;
+    if (pieces == 1) return;
+  }
+  const auto slot = [&](int piece) {
+    return tiles_per_slice > 0 ? first_unit + piece : slot_of(first_block + piece, piece == 0);
+  };
+
+  float largest = NEGATIVE_INFINITY;
+  for (int i = 0; i < pieces; ++i) largest = fmaxf(largest, partial_score[slot(i) * TILE_ROWS + row % TILE_ROWS]);
+  float total_weight = 0.0f;
+  for (int i = 0; i < pieces; ++i)
+    total_weight += state_weight(partial_score[slot(i) * TILE_ROWS + row % TILE_ROWS], largest);
+  const float inverse = total_weight > 0.0f ? 1.0f / total_weight : 0.0f;
+  for (int c = 4 * lane; c < C; c += 4 * WARP_SIZE) {
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int i = 0; i < pieces; ++i) {
+      const long long from = slot(i) * TILE_ROWS + row % TILE_ROWS;
+      const float weight = state_weight(partial_score[from], largest) * inverse;
+      const float4 value = *reinterpret_cast<const float4*>(partial_out + from * C + c);
+      sum.x = fmaf(weight, value.x, sum.x);
+      sum.y = fmaf(weight, value.y, sum.y);
+      sum.z = fmaf(weight, value.z, sum.z);
+      sum.w = fmaf(weight, value.w, sum.w);
+    }
+    uint2 packed = {pack2<T>(sum.x, sum.y), pack2<T>(sum.z, sum.w)};
+    *reinterpret_cast<uint2*>(out + final_row * C + c) = packed;
+  }
+  if (lane == 0) lse[final_row] = state_score(largest, total_weight) * LN_2;
+}

@@ -1,0 +1,84 @@
+// tree_attention/v3_schedule.cuh: who computes what, from device lengths alone.
+//
+// A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles. Without split_keys all (row tile, key tile)
+// units of all requests form one line, cut into gridDim.x equal pieces (stream-K): any number of SMs is filled and
+// ragged batches balance. With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request
+// never depend on its neighbours; blocks then take units in turn.
+//
+// Letters    B requests, N nodes, H heads; G blocks of the grid
+// Requires   nothing: lengths are clamped by host-known sizes in key_range
+// Source     stream-K decomposition (arXiv 2301.03598)
+#pragma once
+
+#include "common/visibility.cuh"
+#include "common/warp.cuh"
+
+constexpr int TILE_ROWS = 64;
+
+struct Tables {
+  const int* page_table;
+  const int* context_lens;
+  const int* num_nodes;
+  int B, N, H, num_pages, page_size, max_pages, max_context, keys;
+  int keys_per_tile;   // of one key tile
+  int tiles_per_slice;  // key tiles of one unit; 0: units are single key tiles, cut freely
+};
+
+struct Request {
+  PageTable table;
+  KeyRange range;
+  int count, rows, row_tiles, key_tiles;
+  int units;  // of one row tile
+};
+
+__device__ __forceinline__ Request request_of(const Tables& t, int b) {
+  Request r;
+  r.table = {t.page_table + (long long)b * t.max_pages, t.max_pages, t.num_pages, t.page_size};
+  r.count = clamp_length(t.num_nodes[b], t.N);
+  r.range = key_range(t.keys, clamp_length(t.context_lens[b], t.max_context), r.count, r.table);
+  r.rows = r.count * t.H;
+  r.row_tiles = (r.rows + TILE_ROWS - 1) / TILE_ROWS;
+  r.key_tiles = (r.range.count + t.keys_per_tile - 1) / t.keys_per_tile;
+  r.units = t.tiles_per_slice > 0 ? (r.key_tiles + t.tiles_per_slice - 1) / t.tiles_per_slice : r.key_tiles;
+  return r;
+}
+
+struct Place {
+  int request;      // B when the unit lies past the end
+  long long first;  // units of all requests before this one
+};
+
+// The request that holds a unit; with unit = -1 the total number of units (in `first`). All lanes call together.
+__device__ __forceinline__ Place find_unit(const Tables& t, long long unit) {
+  const int lane = threadIdx.x % WARP_SIZE;
+  long long before = 0;
+  for (int start = 0; start < t.B; start += WARP_SIZE) {
+    long long mine = 0;
+    if (start + lane < t.B) {
+      const Request r = request_of(t, start + lane);
+      mine = (long long)r.row_tiles * r.units;
+    }
+    long long up_to = mine;  // inclusive prefix sum
+    for (int step = 1; step < WARP_SIZE; step *= 2) {
+      const long long other = __shfl_up_sync(FULL_WARP, up_to, step);
+      if (lane >= step) up_to += other;
+    }
+    const unsigned holds = __ballot_sync(FULL_WARP, unit >= 0 && unit < before + up_to);
+    if (holds) {
+      const int found = __ffs(holds) - 1;
+      return {start + found, before + __shfl_sync(FULL_WARP, up_to - mine, found)};
+    }
+    before += __shfl_sync(FULL_WARP, up_to, WARP_SIZE - 1);
+  }
+  return {t.B, before};
+}
+
+// First unit of block c when `total` units are cut into G pieces, and the block that holds a unit.
+__device__ __forceinline__ long long piece_start(long long total, int c, int G) { return total * c / G; }
+__device__ __forceinline__ int piece_of(long long total, long long unit, int G) {
+  return (int)(((unit + 1) * G + total - 1) / total) - 1;
+}
+
+// Scratch slot of a piece of a row tile. A block has at most two pieces that are not whole: its first (it starts
+// inside a row tile) and its last (it starts a row tile and does not finish it).
+__device__ __forceinline__ long long slot_of(int block, bool starts_tile) { return 2ll * block + starts_tile; }

@@ -1,0 +1,159 @@
+"""Specs, geometry and launch of v3_mma: tensor cores through mma.sync."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy._compile import Arg, KernelSpec, get_kernel, register
+from ddtree_cupy._compile.memory import Workspace, multiprocessors, shared_limit
+from ddtree_cupy._topology import words_per_row
+from ddtree_cupy.tree_attention.kernel_call import Call
+from ddtree_cupy.tree_attention.kernel_specs import (
+    CACHE_STRIDES,
+    CTYPES,
+    KEYS,
+    QUERY_STRIDES,
+    attention_inputs,
+    ints,
+    results,
+)
+
+Array = Any
+Sizes = dict[str, tuple[tuple[int, ...], Any]]
+
+HEAD_SIZES = ((512, 64), (64, 16))
+TILE_ROWS, FOLD_KEYS = 64, 16_384  # constants of v3_schedule.cuh and v3_tile.cuh
+SPLIT_MULTIPLE = 32  # of keys: the larger key tile
+
+
+@dataclass(frozen=True)
+class Config:
+    """Keys of a tile and tiles in flight; the first that fits a device's shared memory is taken."""
+
+    keys: int
+    stages: int
+
+    def shared_bytes(self, width: int, words: int) -> int:
+        """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
+        tiles = self.stages * self.keys * (width + 8) * 2
+        blocks = self.keys // 16
+        exchange, weights = 2 * 4 * blocks * 4 * 32 * 16, 2 * 2 * 2 * blocks * 32 * 16
+        return tiles + exchange + weights + 4 * (2 * 2 * 32 + 2 * 32 + words)
+
+
+# sm_90 and sm_100: 227 KiB a block; sm_80: 163 KiB; sm_86, sm_89 and sm_120: 99 KiB
+CONFIGS = (Config(32, 4), Config(32, 3), Config(16, 4))
+
+
+@cache
+def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config) -> KernelSpec:
+    """Spec of tree_attention_v3 for one 16-bit dtype, one pair of head sizes and one configuration."""
+    types = f"{CTYPES[dtype]}, {head_dim_ckv}, {head_dim_kpe}, {config.keys}, {config.stages}"
+    return KernelSpec(
+        source="tree_attention/v3_mma.cu",
+        entry=f"tree_attention_v3<{types}>",
+        args=(
+            *attention_inputs(dtype),
+            *results(dtype),
+            *(Arg.output(name, "float32") for name in ("partial_out", "partial_score", "carry")),
+            *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context"),
+            *QUERY_STRIDES,
+            *CACHE_STRIDES,
+            Arg.scalar("sm_scale", "float32"),
+            *ints("keys", "tiles_per_slice", "aligned"),
+        ),
+        max_threads=256,
+        max_registers=255,
+        shared_bytes=config.shared_bytes,
+        max_shared_bytes=config.shared_bytes(head_dim_ckv + head_dim_kpe, words_per_row(1_056)),
+    )
+
+
+@cache
+def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
+    """Spec of tree_attention_v3_merge."""
+    return KernelSpec(
+        source="tree_attention/v3_mma.cu",
+        entry=f"tree_attention_v3_merge<{CTYPES[dtype]}, {head_dim_ckv}>",
+        args=(
+            *(Arg.input(name, "int32") for name in ("page_table", "context_lens", "num_nodes")),
+            *(Arg.input(name, "float32") for name in ("partial_out", "partial_score")),
+            *results(dtype),
+            *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context"),
+            *ints("keys", "keys_per_tile", "tiles_per_slice", "blocks"),
+        ),
+        max_threads=128,
+        max_registers=80,
+    )
+
+
+for _dtype in ("float16", "bfloat16"):
+    for _sizes in HEAD_SIZES:
+        for _config in CONFIGS[:: len(CONFIGS) - 1]:
+            register(attend_spec(_dtype, *_sizes, _config))
+        register(merge_spec(_dtype, _sizes[0]))
+
+
+def refusal(call: Call) -> str:
+    """Return why v3 cannot take a call, "" when it can; shapes and host integers alone decide."""
+    if call.dtype not in ("float16", "bfloat16"):
+        return f"takes float16 and bfloat16, got {call.dtype}; v2_split_kv takes it"
+    if call.head_sizes not in HEAD_SIZES:
+        listed = " or ".join(map(str, HEAD_SIZES))
+        return f"takes head sizes (C, R) of {listed}, got {call.head_sizes}; v2_split_kv takes multiples of 16"
+    if choose_config(call) is None:
+        return f"fits no {shared_limit(call.backend)} bytes of shared memory; v2_split_kv does"
+    return ""
+
+
+def choose_config(call: Call) -> Config | None:
+    """Return the first configuration that fits the device's shared memory."""
+    width, words = sum(call.head_sizes), words_per_row(call.q_nope.shape[1])
+    fits = (config for config in CONFIGS if config.shared_bytes(width, words) <= shared_limit(call.backend))
+    return next(fits, None)
+
+
+def scratch_sizes(call: Call) -> Sizes:
+    """Return the scratch arrays of a call."""
+    batch, capacity, num_heads, head_dim_ckv = call.q_nope.shape
+    blocks = multiprocessors(call.backend)
+    slots = 2 * blocks
+    if call.split_keys is not None:
+        slices = -(-call.most_keys // call.split_keys)
+        slots = batch * -(-capacity * num_heads // TILE_ROWS) * slices if slices > 1 else 0
+    carries = blocks if call.most_keys > FOLD_KEYS else 0
+    return {
+        "partial_out": ((slots, TILE_ROWS, head_dim_ckv), np.float32),
+        "partial_score": ((slots, TILE_ROWS), np.float32),
+        "carry": ((carries, TILE_ROWS, head_dim_ckv + 8), np.float32),
+    }
+
+
+def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool) -> None:
+    """Launch both kernels."""
+    batch, capacity, num_heads, head_dim_ckv = call.q_nope.shape
+    config = choose_config(call)
+    assert config is not None, "refusal() was asked first"
+    partials = scratch["partial_out"], scratch["partial_score"]
+    blocks = multiprocessors(call.backend)
+    per_slice = 0 if call.split_keys is None else call.split_keys // config.keys
+    sizes = (batch, capacity, num_heads, *call.page_sizes)
+    keys = KEYS[call.keys]
+    get_kernel(attend_spec(call.dtype, *call.head_sizes, config), call.backend)(
+        (blocks if batch * capacity * num_heads else 0,),
+        (256,),
+        (
+            *(*call.inputs, *out, *partials, scratch["carry"], *sizes, *call.strides),
+            *(call.sm_scale, keys, per_slice, int(call.cache_is_aligned() and call.queries_are_aligned())),
+        ),
+        shared_mem=config.shared_bytes(sum(call.head_sizes), words_per_row(capacity)),
+        checked=checked,
+    )
+    get_kernel(merge_spec(call.dtype, head_dim_ckv), call.backend)(
+        (-(-capacity * num_heads // 4), batch),
+        (128,),
+        (*call.tables, *partials, *out, *sizes, keys, config.keys, per_slice, blocks),
+        checked=checked,
+    )
