@@ -85,6 +85,27 @@ __device__ __forceinline__ unsigned pack2<__half>(float low, float high) {
   return both;
 }
 
+// an mbarrier in shared memory: a phase ends when `count` threads have arrived; waits name the parity of a phase
+typedef unsigned long long PhaseBarrier;
+__device__ __forceinline__ void phase_init(PhaseBarrier* barrier, int count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void phase_arrive(PhaseBarrier* barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
+}
+// arrives once all earlier copy_async_16 of this thread are complete
+__device__ __forceinline__ void phase_arrive_after_copies(PhaseBarrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void phase_wait(PhaseBarrier* barrier, int parity) {
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again%=: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again%=;}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
 // a barrier of some warps: `id` 1..15, `threads` a multiple of 32
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

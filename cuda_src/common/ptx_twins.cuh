@@ -98,6 +98,32 @@ inline unsigned pack2(float low, float high) {
   return bits;
 }
 
+struct PhaseBarrier {
+  int count, arrived, phase;
+};
+inline void phase_init(PhaseBarrier* barrier, int count) { *barrier = {count, 0, 0}; }
+inline void phase_arrive(PhaseBarrier* barrier) {
+  if (atomicAdd(&barrier->arrived, 1) + 1 < barrier->count) return;
+  barrier->arrived = 0;
+  atomicAdd(&barrier->phase, 1);
+}
+inline void phase_arrive_after_copies(PhaseBarrier* barrier) {
+  emu::async_wait_all();
+  phase_arrive(barrier);
+}
+struct PhaseWait {
+  PhaseBarrier* barrier;
+  int parity;
+};
+inline int is_past(void* state) {
+  const PhaseWait* wait = static_cast<PhaseWait*>(state);
+  return __atomic_load_n(&wait->barrier->phase, __ATOMIC_RELAXED) % 2 != wait->parity;
+}
+inline void phase_wait(PhaseBarrier* barrier, int parity) {
+  PhaseWait wait{barrier, parity};
+  emu_wait_until(is_past, &wait, EMU_HERE);
+}
+
 inline void named_barrier(int id, int threads) {
   int unused = 0;
   emu_named_barrier(id, threads, &unused, [](void**, unsigned) {}, EMU_HERE);

@@ -25,7 +25,7 @@
 #include "tree_attention/v3_schedule.cuh"
 #include "tree_attention/v3_tile.cuh"
 
-template <class T, int C, int R, int KEYS, int STAGES>
+template <class T, int C, int R, int KEYS, int STAGES, int EXCHANGES>
 __global__ void __launch_bounds__(256, 1)
     tree_attention_v3(const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv,
                       const T* __restrict__ kpe, const int* __restrict__ page_table,
@@ -37,41 +37,78 @@ __global__ void __launch_bounds__(256, 1)
                       long long q_pe_request_stride, long long q_pe_node_stride, long long q_pe_head_stride,
                       long long ckv_page_stride, long long ckv_slot_stride, long long kpe_page_stride,
                       long long kpe_slot_stride, float sm_scale, int keys, int tiles_per_slice, int aligned) {
-  using K = RowTile<T, C, R, KEYS, STAGES>;
   extern __shared__ uint4 shared[];
-  const Tables tables = {page_table, context_lens, num_nodes, B,           N,    H,    num_pages,
-                         page_size,  max_pages,    max_context, keys,      KEYS, tiles_per_slice};
-  const long long total = find_unit(tables, -1).first;
-  const int G = (int)min((long long)gridDim.x, total);  // blocks past the last unit have nothing to do
-  if (blockIdx.x >= G) return;
+  __shared__ Piece<T> piece;
+  RowTile<T, C, R, KEYS, STAGES, EXCHANGES> tile(reinterpret_cast<char*>(shared), piece);
+  const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
+                         page_size,  max_pages,    max_context, keys, KEYS, tiles_per_slice};
   const bool whole_units = tiles_per_slice > 0;
-  long long unit = whole_units ? blockIdx.x : piece_start(total, blockIdx.x, G);
-  const long long stop = whole_units ? total : piece_start(total, blockIdx.x + 1, G);
+  {
+    const long long total = find_unit(tables, -1).first;
+    const int G = (int)min((long long)gridDim.x, total);  // blocks past the last unit have nothing to do
+    if (blockIdx.x >= G) return;
+    tile.init_barriers();
+    if (threadIdx.x == 0) {
+      piece.turn = 0;
+      piece.unit = whole_units ? blockIdx.x : piece_start(total, blockIdx.x, G);
+      piece.stop = whole_units ? total : piece_start(total, blockIdx.x + 1, G);
+    }
+  }
 
-  while (unit < stop) {
+  while (true) {
+    __syncthreads();  // the piece before is done with shared memory
+    const long long unit = piece.unit;
+    if (unit >= piece.stop) return;
     const Place place = find_unit(tables, unit);
-    const Request request = request_of(tables, place.request);
-    const long long local = unit - place.first;
-    const int row_tile = (int)(local / request.units);
-    const int first_unit = (int)(local % request.units);
-    const int num_units = whole_units ? 1 : (int)min(stop - unit, (long long)(request.units - first_unit));
-
-    K tile(shared, request, visibility_bits + (long long)place.request * N * ((N + 31) / 32), N, H, row_tile);
+    if (threadIdx.x == 0) {
+      const Request request = request_of(tables, place.request);
+      piece.request = request;
+      piece.first_unit = place.first;
+      piece.bits = visibility_bits + (long long)place.request * N * ((N + 31) / 32);
+      piece.ckv = ckv;
+      piece.kpe = kpe;
+      piece.ckv_page = ckv_page_stride;
+      piece.ckv_slot = ckv_slot_stride;
+      piece.kpe_page = kpe_page_stride;
+      piece.kpe_slot = kpe_slot_stride;
+      piece.H = H;
+      piece.W = (N + 31) / 32;
+      const long long local = unit - place.first;
+      const int first_unit = (int)(local % request.units);
+      const int per_unit = whole_units ? tiles_per_slice : 1;
+      const int num_units = whole_units ? 1 : (int)min(piece.stop - unit, (long long)request.units - first_unit);
+      piece.first_row = (int)(local / request.units) * TILE_ROWS;
+      piece.first_tile = first_unit * per_unit;
+      piece.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
+      piece.scale = sm_scale * LOG2_E;
+      piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * (C + 8);
+      piece.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
+      piece.aligned = aligned != 0;
+    }
+    __syncthreads();
+    tile.find_seen();
     tile.load_queries(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
-                      q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride, aligned != 0);
-    tile.cache = {ckv, kpe, ckv_page_stride, ckv_slot_stride, kpe_page_stride, kpe_slot_stride, aligned != 0};
-    const int per_unit = whole_units ? tiles_per_slice : 1;
-    tile.attend(first_unit * per_unit, min((first_unit + num_units) * per_unit, request.key_tiles),
-                sm_scale * LOG2_E, carry + (long long)blockIdx.x * TILE_ROWS * (C + 8));
+                      q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
+    __syncthreads();
+    tile.attend();
 
-    if (num_units == request.units) {
-      const long long first_row = (long long)place.request * N * H + row_tile * TILE_ROWS;
+    // all of this anew, rather than in registers through `attend`
+    const int first_unit = (int)((piece.unit - piece.first_unit) % piece.request.units);
+    const int num_units =
+        whole_units ? 1 : (int)min(piece.stop - piece.unit, (long long)piece.request.units - first_unit);
+    if (num_units == piece.request.units) {
+      const long long request = (piece.bits - visibility_bits) / ((long long)N * piece.W);
+      const long long first_row = request * N * H + piece.first_row;
       tile.write_result(out + first_row * C, lse + first_row);
     } else {
-      const long long slot = whole_units ? unit : slot_of(blockIdx.x, first_unit == 0);
+      const long long slot = whole_units ? piece.unit : slot_of(blockIdx.x, first_unit == 0);
       tile.write_partial(partial_out + slot * TILE_ROWS * C, partial_score + slot * TILE_ROWS);
     }
-    unit += whole_units ? G : num_units;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      piece.unit += whole_units ? gridDim.x : num_units;
+      piece.turn += piece.last_tile - piece.first_tile;
+    }
   }
 }
 

@@ -61,7 +61,8 @@ def archs_of(spec: KernelSpec, archs: Sequence[str]) -> tuple[str, ...]:
     """Return which of `archs` a spec is compiled for: its own special one, or all the plain ones."""
     if spec.arch_specific is not None:
         return tuple(arch for arch in archs if arch == spec.arch_specific)
-    return tuple(arch for arch in archs if not arch.endswith(("a", "f")))
+    plain = (arch for arch in archs if not arch.endswith(("a", "f")))
+    return tuple(arch for arch in plain if spec.archs is None or arch in spec.archs)
 
 
 def kernel_table(archs: Sequence[str] = ARCHS, specs: Sequence[KernelSpec] | None = None) -> list[Resources]:

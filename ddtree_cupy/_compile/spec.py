@@ -74,6 +74,8 @@ class KernelSpec:
         Further compiler options.
     arch_specific : str, optional
         `"sm_90a"`: the kernel needs exactly this architecture and NVRTC 12.9 or later.
+    archs : tuple of str, optional
+        The architectures the compile check covers, such as a configuration made for large shared memory; default all.
     max_threads : int
         Largest block the wrapper launches.
     max_registers, max_spill_bytes : int
@@ -103,6 +105,7 @@ class KernelSpec:
     defines: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     arch_specific: str | None = None
+    archs: tuple[str, ...] | None = None
     max_threads: int = 1024
     max_registers: int = 255
     max_spill_bytes: int = 0

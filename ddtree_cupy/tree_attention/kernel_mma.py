@@ -24,33 +24,40 @@ Array = Any
 Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
 HEAD_SIZES = ((512, 64), (64, 16))
+STATIC_SHARED_BYTES = 512  # the Piece
 TILE_ROWS, FOLD_KEYS = 64, 16_384  # constants of v3_schedule.cuh and v3_tile.cuh
 SPLIT_MULTIPLE = 32  # of keys: the larger key tile
 
 
 @dataclass(frozen=True)
 class Config:
-    """Keys of a tile and tiles in flight; the first that fits a device's shared memory is taken."""
+    """Keys of a tile, tiles held, buffers of partial scores; the first that fits a device's shared memory is taken."""
 
     keys: int
     stages: int
+    exchanges: int
+    archs: tuple[str, ...]
 
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
         tiles = self.stages * self.keys * (width + 8) * 2
         blocks = self.keys // 16
-        exchange, weights = 2 * 4 * blocks * 4 * 32 * 16, 2 * 2 * 2 * blocks * 32 * 16
-        return tiles + exchange + weights + 4 * (2 * 2 * 32 + 2 * 32 + words)
+        exchange, weights = self.exchanges * 2 * 4 * blocks * 4 * 32 * 16, 2 * 2 * 2 * blocks * 32 * 16
+        return tiles + exchange + weights + 4 * (2 * 2 * 32 + 2 * 32) + 2 * 12 * self.stages + 4 * words
 
 
-# sm_90 and sm_100: 227 KiB a block; sm_80: 163 KiB; sm_86, sm_89 and sm_120: 99 KiB
-CONFIGS = (Config(32, 4), Config(32, 3), Config(16, 4))
+# by shared memory of a block: 227 KiB, 163 KiB, 99 KiB
+CONFIGS = (
+    Config(32, 4, 2, ("sm_90", "sm_100")),
+    Config(16, 6, 1, ("sm_80",)),
+    Config(16, 4, 1, ("sm_86", "sm_89", "sm_120")),
+)
 
 
 @cache
 def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config) -> KernelSpec:
     """Spec of tree_attention_v3 for one 16-bit dtype, one pair of head sizes and one configuration."""
-    types = f"{CTYPES[dtype]}, {head_dim_ckv}, {head_dim_kpe}, {config.keys}, {config.stages}"
+    types = f"{CTYPES[dtype]}, {head_dim_ckv}, {head_dim_kpe}, {config.keys}, {config.stages}, {config.exchanges}"
     return KernelSpec(
         source="tree_attention/v3_mma.cu",
         entry=f"tree_attention_v3<{types}>",
@@ -64,10 +71,11 @@ def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config
             Arg.scalar("sm_scale", "float32"),
             *ints("keys", "tiles_per_slice", "aligned"),
         ),
+        archs=config.archs,
         max_threads=256,
         max_registers=255,
         shared_bytes=config.shared_bytes,
-        max_shared_bytes=config.shared_bytes(head_dim_ckv + head_dim_kpe, words_per_row(1_056)),
+        max_shared_bytes=config.shared_bytes(head_dim_ckv + head_dim_kpe, words_per_row(1_056)) + STATIC_SHARED_BYTES,
     )
 
 
@@ -91,7 +99,7 @@ def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
 
 for _dtype in ("float16", "bfloat16"):
     for _sizes in HEAD_SIZES:
-        for _config in CONFIGS[:: len(CONFIGS) - 1]:
+        for _config in CONFIGS:
             register(attend_spec(_dtype, *_sizes, _config))
         register(merge_spec(_dtype, _sizes[0]))
 
@@ -111,7 +119,11 @@ def refusal(call: Call) -> str:
 def choose_config(call: Call) -> Config | None:
     """Return the first configuration that fits the device's shared memory."""
     width, words = sum(call.head_sizes), words_per_row(call.q_nope.shape[1])
-    fits = (config for config in CONFIGS if config.shared_bytes(width, words) <= shared_limit(call.backend))
+    fits = (
+        config
+        for config in CONFIGS
+        if config.shared_bytes(width, words) <= shared_limit(call.backend) - STATIC_SHARED_BYTES
+    )
     return next(fits, None)
 
 
