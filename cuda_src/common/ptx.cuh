@@ -6,7 +6,7 @@
 //            C  c[0..1] = (r, 2p..2p+1)  c[2..3] = (r + 8, 2p..2p+1)
 // Numerics   matrix products accumulate in float32; the twin sums each 16-term product in float64 first
 // Requires   sm_80; ldmatrix row addresses are multiples of 16 bytes; all 32 lanes call together
-// Source     PTX ISA 8.x: cp.async, ldmatrix, mma.m16n8k16, bar.sync, cvt
+// Source     PTX ISA 8.x: cp.async, ldmatrix, mma.m16n8k16, bar.sync, cvt, ex2
 #pragma once
 
 #include "dtype.cuh"
@@ -69,6 +69,13 @@ __device__ __forceinline__ void multiply_add<__half>(float (&c)[4], const unsign
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// 2^x with a relative error of 2^-22; subnormal results are 0
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // two floats rounded to T, the first in the low half
 template <class T>
 __device__ __forceinline__ unsigned pack2(float low, float high);
@@ -83,27 +90,6 @@ __device__ __forceinline__ unsigned pack2<__half>(float low, float high) {
   unsigned both;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
-}
-
-// an mbarrier in shared memory: a phase ends when `count` threads have arrived; waits name the parity of a phase
-typedef unsigned long long PhaseBarrier;
-__device__ __forceinline__ void phase_init(PhaseBarrier* barrier, int count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-__device__ __forceinline__ void phase_arrive(PhaseBarrier* barrier) {
-  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
-}
-// arrives once all earlier copy_async_16 of this thread are complete
-__device__ __forceinline__ void phase_arrive_after_copies(PhaseBarrier* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void phase_wait(PhaseBarrier* barrier, int parity) {
-  asm volatile(
-      "{.reg .pred done;\n"
-      "again%=: mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra again%=;}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
 }
 
 // a barrier of some warps: `id` 1..15, `threads` a multiple of 32

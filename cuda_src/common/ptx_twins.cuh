@@ -90,38 +90,14 @@ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
   emu_collect_fn(0xffffffffu, emu::kTwin + 2, &mine, multiply_fragments<T>, EMU_HERE);
 }
 
+inline float fast_exp2(float x) { return exp2f(x); }
+
 template <class T>
 inline unsigned pack2(float low, float high) {
   const T both[2] = {from_float<T>(low), from_float<T>(high)};
   unsigned bits;
   memcpy(&bits, both, 4);
   return bits;
-}
-
-struct PhaseBarrier {
-  int count, arrived, phase;
-};
-inline void phase_init(PhaseBarrier* barrier, int count) { *barrier = {count, 0, 0}; }
-inline void phase_arrive(PhaseBarrier* barrier) {
-  if (atomicAdd(&barrier->arrived, 1) + 1 < barrier->count) return;
-  barrier->arrived = 0;
-  atomicAdd(&barrier->phase, 1);
-}
-inline void phase_arrive_after_copies(PhaseBarrier* barrier) {
-  emu::async_wait_all();
-  phase_arrive(barrier);
-}
-struct PhaseWait {
-  PhaseBarrier* barrier;
-  int parity;
-};
-inline int is_past(void* state) {
-  const PhaseWait* wait = static_cast<PhaseWait*>(state);
-  return __atomic_load_n(&wait->barrier->phase, __ATOMIC_RELAXED) % 2 != wait->parity;
-}
-inline void phase_wait(PhaseBarrier* barrier, int parity) {
-  PhaseWait wait{barrier, parity};
-  emu_wait_until(is_past, &wait, EMU_HERE);
 }
 
 inline void named_barrier(int id, int threads) {

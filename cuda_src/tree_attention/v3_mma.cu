@@ -2,8 +2,8 @@
 //
 // Computes   out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
 // Letters    as v1_three_phase.cu; a row is node * H + head; a row tile has 64 rows, a key tile KEYS keys; G blocks
-// Inputs     as v1_three_phase.cu, in 16-bit types; rows of the cache start at multiples of 16 bytes when aligned is
-//            set, queries at multiples of 4
+// Inputs     as v1_three_phase.cu, in 16-bit types; rows of the cache and of the queries start at multiples of 16
+//            bytes when aligned is set
 // Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; both kernels together write every entry
 //            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles
 //            carry float32[G, 64, C + 8]: scratch, sums of a piece longer than FOLD_KEYS
@@ -25,7 +25,7 @@
 #include "tree_attention/v3_schedule.cuh"
 #include "tree_attention/v3_tile.cuh"
 
-template <class T, int C, int R, int KEYS, int STAGES, int EXCHANGES>
+template <class T, int C, int R, int KEYS, int STAGES>
 __global__ void __launch_bounds__(256, 1)
     tree_attention_v3(const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv,
                       const T* __restrict__ kpe, const int* __restrict__ page_table,
@@ -39,19 +39,17 @@ __global__ void __launch_bounds__(256, 1)
                       long long kpe_slot_stride, float sm_scale, int keys, int tiles_per_slice, int aligned) {
   extern __shared__ uint4 shared[];
   __shared__ Piece<T> piece;
-  RowTile<T, C, R, KEYS, STAGES, EXCHANGES> tile(reinterpret_cast<char*>(shared), piece);
+  RowTile<T, C, R, KEYS, STAGES> tile(reinterpret_cast<char*>(shared), piece);
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
                          page_size,  max_pages,    max_context, keys, KEYS, tiles_per_slice};
   const bool whole_units = tiles_per_slice > 0;
   {
-    const long long total = find_unit(tables, -1).first;
-    const int G = (int)min((long long)gridDim.x, total);  // blocks past the last unit have nothing to do
-    if (blockIdx.x >= G) return;
-    tile.init_barriers();
+    const Line line = line_of(tables, gridDim.x);
+    if (blockIdx.x >= line.pieces) return;
     if (threadIdx.x == 0) {
-      piece.turn = 0;
-      piece.unit = whole_units ? blockIdx.x : piece_start(total, blockIdx.x, G);
-      piece.stop = whole_units ? total : piece_start(total, blockIdx.x + 1, G);
+      piece.unit = whole_units ? blockIdx.x : line.start(blockIdx.x);
+      piece.stop = whole_units ? line.units : line.start(blockIdx.x + 1);
+      piece.step = line.pieces;
     }
   }
 
@@ -63,7 +61,13 @@ __global__ void __launch_bounds__(256, 1)
     if (threadIdx.x == 0) {
       const Request request = request_of(tables, place.request);
       piece.request = request;
+      piece.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
       piece.first_unit = place.first;
+      const long long sizes = max(max(ckv_page_stride, ckv_slot_stride), max(kpe_page_stride, kpe_slot_stride));
+      const bool one_buffer = ckv_page_stride == kpe_page_stride && ckv_slot_stride == kpe_slot_stride;
+      piece.plain_keys = 0;
+      if (aligned && one_buffer && piece.page_shift >= 0 && sizes * page_size < 1ll << 31)
+        piece.plain_keys = min(request.range.context_len - request.range.first, request.range.count);
       piece.bits = visibility_bits + (long long)place.request * N * ((N + 31) / 32);
       piece.ckv = ckv;
       piece.kpe = kpe;
@@ -78,18 +82,21 @@ __global__ void __launch_bounds__(256, 1)
       const int per_unit = whole_units ? tiles_per_slice : 1;
       const int num_units = whole_units ? 1 : (int)min(piece.stop - unit, (long long)request.units - first_unit);
       piece.first_row = (int)(local / request.units) * TILE_ROWS;
+      piece.entries = request.table.entries;
+      piece.first = request.range.first;
+      piece.last_page = num_pages - 1;
+      piece.page_stride = (int)ckv_page_stride;
+      piece.slot_stride = (int)ckv_slot_stride;
       piece.first_tile = first_unit * per_unit;
       piece.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
       piece.scale = sm_scale * LOG2_E;
       piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * (C + 8);
-      piece.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
       piece.aligned = aligned != 0;
     }
     __syncthreads();
     tile.find_seen();
     tile.load_queries(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
                       q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
-    __syncthreads();
     tile.attend();
 
     // all of this anew, rather than in registers through `attend`
@@ -105,10 +112,7 @@ __global__ void __launch_bounds__(256, 1)
       tile.write_partial(partial_out + slot * TILE_ROWS * C, partial_score + slot * TILE_ROWS);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      piece.unit += whole_units ? gridDim.x : num_units;
-      piece.turn += piece.last_tile - piece.first_tile;
-    }
+    if (threadIdx.x == 0) piece.unit += whole_units ? piece.step : num_units;
   }
 }
 
@@ -146,10 +150,9 @@ __global__ void __launch_bounds__(128)
   int pieces = request.units;
   int first_block = 0;
   if (tiles_per_slice == 0) {
-    const long long total = find_unit(tables, -1).first;
-    const int G = (int)min((long long)blocks, total);
-    first_block = piece_of(total, first_unit, G);
-    pieces = piece_of(total, first_unit + request.units - 1, G) - first_block + 1;
+    const Line line = line_of(tables, blocks);
+    first_block = line.piece_of(first_unit);
+    pieces = line.piece_of(first_unit + request.units - 1) - first_block + 1;
     if (pieces == 1) return;
   }
   const auto slot = [&](int piece) {
@@ -158,23 +161,31 @@ __global__ void __launch_bounds__(128)
 
   float largest = NEGATIVE_INFINITY;
   for (int i = 0; i < pieces; ++i) largest = fmaxf(largest, partial_score[slot(i) * TILE_ROWS + row % TILE_ROWS]);
+  constexpr int CHUNKS = (C + 127) / 128;  // of four columns a lane
+  float4 sum[CHUNKS] = {};
   float total_weight = 0.0f;
-  for (int i = 0; i < pieces; ++i)
-    total_weight += state_weight(partial_score[slot(i) * TILE_ROWS + row % TILE_ROWS], largest);
-  const float inverse = total_weight > 0.0f ? 1.0f / total_weight : 0.0f;
-  for (int c = 4 * lane; c < C; c += 4 * WARP_SIZE) {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    for (int i = 0; i < pieces; ++i) {
-      const long long from = slot(i) * TILE_ROWS + row % TILE_ROWS;
-      const float weight = state_weight(partial_score[from], largest) * inverse;
+  for (int i = 0; i < pieces; ++i) {
+    const long long from = slot(i) * TILE_ROWS + row % TILE_ROWS;
+    const float weight = state_weight(partial_score[from], largest);
+    total_weight += weight;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      const int c = 4 * (lane + 32 * chunk);
+      if (c >= C) continue;
       const float4 value = *reinterpret_cast<const float4*>(partial_out + from * C + c);
-      sum.x = fmaf(weight, value.x, sum.x);
-      sum.y = fmaf(weight, value.y, sum.y);
-      sum.z = fmaf(weight, value.z, sum.z);
-      sum.w = fmaf(weight, value.w, sum.w);
+      sum[chunk].x = fmaf(weight, value.x, sum[chunk].x);
+      sum[chunk].y = fmaf(weight, value.y, sum[chunk].y);
+      sum[chunk].z = fmaf(weight, value.z, sum[chunk].z);
+      sum[chunk].w = fmaf(weight, value.w, sum[chunk].w);
     }
-    uint2 packed = {pack2<T>(sum.x, sum.y), pack2<T>(sum.z, sum.w)};
-    *reinterpret_cast<uint2*>(out + final_row * C + c) = packed;
+  }
+  const float inverse = total_weight > 0.0f ? 1.0f / total_weight : 0.0f;
+#pragma unroll
+  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    const int c = 4 * (lane + 32 * chunk);
+    const float4 v = sum[chunk];
+    const uint2 packed = {pack2<T>(v.x * inverse, v.y * inverse), pack2<T>(v.z * inverse, v.w * inverse)};
+    if (c < C) *reinterpret_cast<uint2*>(out + final_row * C + c) = packed;
   }
   if (lane == 0) lse[final_row] = state_score(largest, total_weight) * LN_2;
 }

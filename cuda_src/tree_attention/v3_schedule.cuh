@@ -1,8 +1,8 @@
 // tree_attention/v3_schedule.cuh: who computes what, from device lengths alone.
 //
 // A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles. Without split_keys all (row tile, key tile)
-// units of all requests form one line, cut into gridDim.x equal pieces (stream-K): any number of SMs is filled and
-// ragged batches balance. With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request
+// units of all requests form one line, cut into equal pieces, one a block (stream-K): any number of SMs is filled and
+// ragged batches balance. A few blocks stay idle where that lets pieces end with row tiles: fewer partial results. With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request
 // never depend on its neighbours; blocks then take units in turn.
 //
 // Letters    B requests, N nodes, H heads; G blocks of the grid
@@ -48,7 +48,7 @@ struct Place {
   long long first;  // units of all requests before this one
 };
 
-// The request that holds a unit; with unit = -1 the total number of units (in `first`). All lanes call together.
+// The request that holds a unit. All lanes call together.
 __device__ __forceinline__ Place find_unit(const Tables& t, long long unit) {
   const int lane = threadIdx.x % WARP_SIZE;
   long long before = 0;
@@ -63,7 +63,7 @@ __device__ __forceinline__ Place find_unit(const Tables& t, long long unit) {
       const long long other = __shfl_up_sync(FULL_WARP, up_to, step);
       if (lane >= step) up_to += other;
     }
-    const unsigned holds = __ballot_sync(FULL_WARP, unit >= 0 && unit < before + up_to);
+    const unsigned holds = __ballot_sync(FULL_WARP, unit < before + up_to);
     if (holds) {
       const int found = __ffs(holds) - 1;
       return {start + found, before + __shfl_sync(FULL_WARP, up_to - mine, found)};
@@ -73,10 +73,36 @@ __device__ __forceinline__ Place find_unit(const Tables& t, long long unit) {
   return {t.B, before};
 }
 
-// First unit of block c when `total` units are cut into G pieces, and the block that holds a unit.
-__device__ __forceinline__ long long piece_start(long long total, int c, int G) { return total * c / G; }
-__device__ __forceinline__ int piece_of(long long total, long long unit, int G) {
-  return (int)(((unit + 1) * G + total - 1) / total) - 1;
+// The line of all units, cut into `pieces` parts.
+struct Line {
+  long long units;
+  int pieces;
+
+  __device__ __forceinline__ long long start(int piece) const { return units * piece / pieces; }
+  __device__ __forceinline__ int piece_of(long long unit) const {
+    return (int)(((unit + 1) * pieces + units - 1) / units) - 1;
+  }
+};
+
+// Totals over the batch; all lanes call together.
+__device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
+  long long units = 0;
+  int row_tiles = 0;
+  for (int b = threadIdx.x % WARP_SIZE; b < t.B; b += WARP_SIZE) {
+    const Request r = request_of(t, b);
+    units += (long long)r.row_tiles * r.units;
+    row_tiles += r.row_tiles;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    units += __shfl_xor_sync(FULL_WARP, units, step);
+    row_tiles += __shfl_xor_sync(FULL_WARP, row_tiles, step);
+  }
+  int pieces = blocks;
+  if (row_tiles > 0 && row_tiles <= blocks) {
+    const int even = blocks / row_tiles * row_tiles;  // as many pieces for every row tile of equal length
+    if (10 * even >= 9 * blocks) pieces = even;
+  }
+  return {units, (int)min((long long)pieces, units)};
 }
 
 // Scratch slot of a piece of a row tile. A block has at most two pieces that are not whole: its first (it starts

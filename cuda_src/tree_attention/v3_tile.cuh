@@ -3,18 +3,16 @@
 // Letters    group 0..1 of four warps and 32 rows; quarter 0..3 of a warp in its group; r = lane / 4, p = lane % 4
 //            STEPS k-steps of 16 dimensions a warp multiplies for the scores; COLS = C / 4 value columns it owns
 // Shared     keys      T[STAGES][KEYS][PITCH]          key tiles; an odd number of 16-byte units a row, so that
-//                                                      ldmatrix hits every bank once
-//            exchange  float4[X][2][4][KEYS/16][4][32] partial scores: [tile % X][group][owner][16 keys][from quarter]
+//                                                      ldmatrix hits every bank once. Queries pass through it first.
+//            exchange  float4[2][4][KEYS/16][4][32]    partial scores: [group][owner][16 keys][from quarter][lane]
 //            weights   uint4[2][2][2][KEYS/16][32]     A fragments: [buffer][group][16 rows][16 keys][lane]
 //            factors   float[2][2][32]                 [buffer][group][row]: what the values shrink by
 //            row_values float[2][32]                   one number a row, on its way to the whole group
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
-//            full, empty PhaseBarrier[STAGES]          a stage holds its tile; all warps are done with it
-// Schedule   iteration `tile` of a group: load tile + STAGES - 2; scores of tile + 1; Y the group's partial scores
-//            are there; values of tile, softmax of tile + 1. Group 0 loads before its scores and softens after its
-//            values, group 1 the other way round, and nothing but the stages ties the groups together: one feeds the
-//            tensor cores while the other is in its softmax. With one exchange buffer (X = 1) a second barrier keeps
-//            the scores of tile + 2 from overtaking the softmax of tile + 1.
+// Schedule   per key tile: X everyone has the tile and is done with the one before last; scores of tile i + 1; Y the
+//            group's partial scores are there; values of tile i, softmax of tile i + 1. Group 1 does the last two in
+//            the other order, and loads after its scores rather than before: one group feeds the tensor cores while
+//            the other is in its softmax or computes addresses.
 // Source     own
 #pragma once
 
@@ -28,31 +26,36 @@ constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
 // What one piece of work needs now and then. It lives in shared memory, because registers hold values and queries.
 template <class T>
 struct Piece {
-  Request request;
-  const unsigned* bits;  // uint32[N, W] of the request
+  // first what the plain path of load_keys needs, in few wide loads
   const T* ckv;
   const T* kpe;
+  const int* entries;      // page table
+  int plain_keys;          // keys before this one are context, in rows that the plain path can copy
+  int page_shift;          // log2 of the page size, or -1
+  int first, last_page;    // first position; num_pages - 1
+  int page_stride, slot_stride;
+  int first_tile, last_tile;  // key tiles first_tile .. last_tile - 1
+  Request request;
+  const unsigned* bits;  // uint32[N, W] of the request
   long long ckv_page, ckv_slot, kpe_page, kpe_slot;  // strides in elements
-  int H, W, first_row, page_shift;                   // page_shift: log2 of the page size, or -1
+  int H, W, first_row, step;                         // step: units from one piece to the next, when they are whole
   bool aligned;
-  int first_tile, last_tile;                         // key tiles first_tile .. last_tile - 1
   float scale;                                       // of the scores, base 2
   float* carry;                                      // float32[64, C + 8] of the block
   long long unit, stop, first_unit;                  // of the block's walk over units
-  int turn;                                          // tiles the block has gone through before this piece
 };
 
-template <class T, int C, int R, int KEYS, int STAGES, int EXCHANGES>
+template <class T, int C, int R, int KEYS, int STAGES>
 struct RowTile {
-  static_assert(C % 64 == 0 && R % 16 == 0 && KEYS % 16 == 0 && STAGES >= 3, "sizes the layout is made for");
+  static_assert(C % 64 == 0 && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
+  static_assert(STAGES >= 3 && STAGES * KEYS >= TILE_ROWS, "the queries of a row tile pass through the stages");
   static constexpr int STEPS = ((C + R) / 16 + 3) / 4;
   static constexpr int COLS = C / 4;
   static constexpr int PITCH = C + R + 8;
   static constexpr int BLOCKS = KEYS / 16;
   static constexpr int LOADERS = 256 / KEYS;  // threads that load one key
   static constexpr int KEY_BYTES = STAGES * KEYS * PITCH * 2;
-  static constexpr int AHEAD = EXCHANGES == 2 ? STAGES - 2 : STAGES - 1;  // tiles in flight besides the next
-  static constexpr int EXCHANGE_BYTES = EXCHANGES * 2 * 4 * BLOCKS * 4 * 32 * 16;
+  static constexpr int EXCHANGE_BYTES = 2 * 4 * BLOCKS * 4 * 32 * 16;
   static constexpr int WEIGHT_BYTES = 2 * 2 * 2 * BLOCKS * 32 * 16;
 
   const Piece<T>& piece;
@@ -67,13 +70,10 @@ struct RowTile {
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ static int quarter() { return threadIdx.x / 32 % 4; }
   __device__ __forceinline__ static int group() { return threadIdx.x / 128; }
-  __device__ __forceinline__ int turn(int tile) const { return piece.turn + tile - piece.first_tile; }
   __device__ __forceinline__ T* keys(int tile) const {
-    return reinterpret_cast<T*>(shared) + turn(tile) % STAGES * KEYS * PITCH;
+    return reinterpret_cast<T*>(shared) + tile % STAGES * KEYS * PITCH;
   }
-  __device__ __forceinline__ float4* exchange(int tile) const {
-    return reinterpret_cast<float4*>(shared + KEY_BYTES) + tile % EXCHANGES * (2 * 4 * BLOCKS * 4 * 32);
-  }
+  __device__ __forceinline__ float4* exchange() const { return reinterpret_cast<float4*>(shared + KEY_BYTES); }
   __device__ __forceinline__ uint4* weights() const {
     return reinterpret_cast<uint4*>(shared + KEY_BYTES + EXCHANGE_BYTES);
   }
@@ -81,21 +81,7 @@ struct RowTile {
     return reinterpret_cast<float*>(shared + KEY_BYTES + EXCHANGE_BYTES + WEIGHT_BYTES);
   }
   __device__ __forceinline__ float* row_values() const { return factors() + 2 * 2 * 32; }
-  __device__ __forceinline__ PhaseBarrier* full() const {
-    return reinterpret_cast<PhaseBarrier*>(row_values() + 2 * 32);
-  }
-  __device__ __forceinline__ PhaseBarrier* empty() const { return full() + STAGES; }
-  __device__ __forceinline__ unsigned* seen() const { return reinterpret_cast<unsigned*>(empty() + STAGES); }
-
-  // once a block
-  __device__ __forceinline__ void init_barriers() const {
-    if (threadIdx.x >= STAGES) return;
-    phase_init(full() + threadIdx.x, 256);
-    phase_init(empty() + threadIdx.x, 8);
-  }
-  __device__ __forceinline__ void wait_full(int tile) const {
-    phase_wait(full() + turn(tile) % STAGES, turn(tile) / STAGES % 2);
-  }
+  __device__ __forceinline__ unsigned* seen() const { return reinterpret_cast<unsigned*>(row_values() + 2 * 32); }
 
   // Which keys of the tree any of the tile's nodes sees; the others are never read.
   __device__ __forceinline__ void find_seen() const {
@@ -108,30 +94,52 @@ struct RowTile {
     }
   }
 
-  __device__ __forceinline__ static unsigned load_pair(const T* from, bool aligned) {
-    if (aligned) return *reinterpret_cast<const unsigned*>(from);
-    const T both[2] = {from[0], from[1]};
-    return pack2<T>(to_float(both[0]), to_float(both[1]));
+  // A row of C + R elements into shared memory by `loaders` threads, of which this is number `part`; zeros unless
+  // is_read. Rows that start at multiples of 16 bytes are copied asynchronously.
+  template <int LOADERS_OF_ROW>
+  __device__ __forceinline__ void copy_row(T* to, const T* first, const T* second, bool is_read, bool aligned) const {
+    const int part = threadIdx.x % LOADERS_OF_ROW;
+    if (aligned) {
+      const SharedAddress at = shared_address(to) + 16 * part;
+#pragma unroll
+      for (int i = 0; i < (C / 8 + LOADERS_OF_ROW - 1) / LOADERS_OF_ROW; ++i)
+        if (C / 8 % LOADERS_OF_ROW == 0 || part + LOADERS_OF_ROW * i < C / 8)
+          copy_async_16(at + 16 * LOADERS_OF_ROW * i, first + 8 * (part + LOADERS_OF_ROW * i), is_read);
+#pragma unroll
+      for (int i = 0; i < (R / 8 + LOADERS_OF_ROW - 1) / LOADERS_OF_ROW; ++i)
+        if (R / 8 % LOADERS_OF_ROW == 0 || part + LOADERS_OF_ROW * i < R / 8)
+          copy_async_16(at + 2 * C + 16 * LOADERS_OF_ROW * i, second + 8 * (part + LOADERS_OF_ROW * i), is_read);
+    } else {
+      for (int c = part; c < C + R; c += LOADERS_OF_ROW)
+        to[c] = is_read ? (c < C ? first[c] : second[c - C]) : from_float<T>(0.0f);
+    }
   }
 
+  // The queries of 64 rows through shared memory into A fragments; all threads call together.
   __device__ __forceinline__ void load_queries(const T* nope, long long nope_node, long long nope_head, const T* pe,
                                                long long pe_node, long long pe_head) {
+    T* rows = reinterpret_cast<T*>(shared);
+    const int row = piece.first_row + threadIdx.x / 4;
+    const bool is_read = row < piece.request.rows;
+    const int node = is_read ? row / piece.H : 0, head = is_read ? row % piece.H : 0;
+    copy_row<4>(rows + threadIdx.x / 4 * PITCH, nope + node * nope_node + head * nope_head,
+                pe + node * pe_node + head * pe_head, is_read, piece.aligned);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    const SharedAddress at = shared_address(rows + (32 * group() + lane() % 16) * PITCH + lane() / 16 * 8);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // rows r, r + 8, r + 16, r + 24 of the group
-      const int row = piece.first_row + 32 * group() + lane() / 4 + 8 * i;
-      const int node = row / piece.H, head = row % piece.H;
-      const T* of_nope = nope + node * nope_node + head * nope_head;
-      const T* of_pe = pe + node * pe_node + head * pe_head;
+    for (int step = 0; step < STEPS; ++step) {
+      const int k = quarter() * STEPS + step;
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int c = (quarter() * STEPS + step) * 16 + 8 * half + 2 * (lane() % 4);
-          unsigned pair = 0;
-          if (row < piece.request.rows && c < C + R) pair = load_pair(c < C ? of_nope + c : of_pe + (c - C), piece.aligned);
-          query[i / 2][step][i % 2 + 2 * half] = pair;
+      for (int m = 0; m < 2; ++m)
+        if (k < (C + R) / 16) {
+          load_matrices(query[m][step], at + 2 * (16 * m * PITCH + 16 * k));
+        } else {
+          for (int i = 0; i < 4; ++i) query[m][step][i] = 0;
         }
     }
+    __syncthreads();
   }
 
   // Position of the thread's key in a key tile, -1 where no row sees one.
@@ -145,45 +153,56 @@ struct RowTile {
     const int shift = piece.page_shift;
     return shift >= 0 ? position >> shift : position / piece.request.table.page_size;
   }
+  // The common tile: context in a power-of-two page, one buffer for ckv and kpe, aligned. Says whether it was one.
+  __device__ __forceinline__ bool load_plain_keys(int tile) {
+    if ((tile + 1) * KEYS > piece.plain_keys) return false;
+    const int key = threadIdx.x / LOADERS, part = threadIdx.x % LOADERS;
+    const int position = piece.first + tile * KEYS + key;
+    const int shift = piece.page_shift;
+    const int page = min(max(page_ahead, 0), piece.last_page);
+    const int slot = position & ((1 << shift) - 1);
+    const long long offset = (long long)page * piece.page_stride + slot * piece.slot_stride + 8 * part;
+    const T* of_ckv = piece.ckv + offset;
+    const T* of_kpe = piece.kpe + offset;
+    const SharedAddress at = shared_address(keys(tile) + key * PITCH) + 16 * part;
+#pragma unroll
+    for (int i = 0; i < C / 8 / LOADERS; ++i) copy_async_16(at + 16 * LOADERS * i, of_ckv + 8 * LOADERS * i, true);
+    if (C / 8 % LOADERS != 0 && part < C / 8 % LOADERS)
+      copy_async_16(at + 16 * (C / 8 / LOADERS * LOADERS), of_ckv + 8 * (C / 8 / LOADERS * LOADERS), true);
+#pragma unroll
+    for (int i = 0; i < R / 8 / LOADERS; ++i) copy_async_16(at + 2 * C + 16 * LOADERS * i, of_kpe + 8 * LOADERS * i, true);
+    if (R / 8 % LOADERS != 0 && part < R / 8 % LOADERS)
+      copy_async_16(at + 2 * C + 16 * (R / 8 / LOADERS * LOADERS), of_kpe + 8 * (R / 8 / LOADERS * LOADERS), true);
+    if ((tile + 2) * KEYS <= piece.plain_keys)
+      page_ahead = piece.entries[(position + KEYS) >> shift];
+    else
+      fetch_page(tile + 1);
+    return true;
+  }
+
   // A page's number takes a trip to L2: fetched one tile before it is needed.
   __device__ __forceinline__ void fetch_page(int tile) {
-    const int position = position_in(tile);
+    const int position = tile < piece.last_tile ? position_in(tile) : -1;
     if (position >= 0) page_ahead = piece.request.table.entries[entry_of(position)];
   }
 
-  // Key tile `tile` into its stage, once all warps are done with it; keys that no row sees become zeros.
+  // Key tile `tile` into its stage, one group of copies; keys that no row sees become zeros.
   __device__ __forceinline__ void load_keys(int tile) {
-    const int key = threadIdx.x / LOADERS;
-    const int part = threadIdx.x % LOADERS;
-    const int position = position_in(tile);
-    const bool is_read = position >= 0;
-    const T* of_ckv = piece.ckv;
-    const T* of_kpe = piece.kpe;
-    if (is_read) {
-      const long long page = min(max(page_ahead, 0), piece.request.table.num_pages - 1);
-      const int slot = position - entry_of(position) * piece.request.table.page_size;
-      of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
-      of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
+    if (tile < piece.last_tile && !load_plain_keys(tile)) {
+      const int position = position_in(tile);
+      const bool is_read = position >= 0;
+      const T* of_ckv = piece.ckv;
+      const T* of_kpe = piece.kpe;
+      if (is_read) {
+        const long long page = min(max(page_ahead, 0), piece.request.table.num_pages - 1);
+        const int slot = position - entry_of(position) * piece.request.table.page_size;
+        of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
+        of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
+      }
+      copy_row<LOADERS>(keys(tile) + threadIdx.x / LOADERS * PITCH, of_ckv, of_kpe, is_read, piece.aligned);
+      fetch_page(tile + 1);
     }
-    const int stage = turn(tile) % STAGES;
-    phase_wait(empty() + stage, turn(tile) / STAGES % 2 ^ 1);
-    T* to = keys(tile) + key * PITCH;
-    if (piece.aligned) {
-      const SharedAddress at = shared_address(to) + 16 * part;
-#pragma unroll
-      for (int i = 0; i < (C / 8 + LOADERS - 1) / LOADERS; ++i)
-        if (C / 8 % LOADERS == 0 || part + LOADERS * i < C / 8)
-          copy_async_16(at + 16 * LOADERS * i, of_ckv + 8 * (part + LOADERS * i), is_read);
-#pragma unroll
-      for (int i = 0; i < (R / 8 + LOADERS - 1) / LOADERS; ++i)
-        if (R / 8 % LOADERS == 0 || part + LOADERS * i < R / 8)
-          copy_async_16(at + 2 * C + 16 * LOADERS * i, of_kpe + 8 * (part + LOADERS * i), is_read);
-    } else {
-      for (int c = part; c < C + R; c += LOADERS)
-        to[c] = is_read ? (c < C ? of_ckv[c] : of_kpe[c - C]) : from_float<T>(0.0f);
-    }
-    phase_arrive_after_copies(full() + stage);
-    if (tile + 1 < piece.last_tile) fetch_page(tile + 1);
+    copy_async_commit();
   }
 
   // B fragments of one k-step of the scores; past the last dimension the query is zero, so any other will do.
@@ -213,7 +232,7 @@ struct RowTile {
           multiply_add<T>(c[m][1], query[m][step], b[done % 2][2], b[done % 2][3]);
         }
       }
-      float4* to = exchange(tile) + ((group() * 4 * BLOCKS + block) * 4 + quarter()) * 32 + lane();
+      float4* to = exchange() + ((group() * 4 * BLOCKS + block) * 4 + quarter()) * 32 + lane();
 #pragma unroll
       for (int owner = 0; owner < 4; ++owner) {  // finishes rows 8 * owner .. 8 * owner + 7
         const float(&low)[4] = c[owner / 2][0];
@@ -244,16 +263,21 @@ struct RowTile {
     const KeyRange& range = piece.request.range;
     // the context is seen by all; past it, and past the end, each pair counts
     const bool is_masked = (tile + 1) * KEYS > min(range.context_len - range.first, range.count);
-    const float4* parts = exchange(tile) + (group() * 4 + quarter()) * BLOCKS * 4 * 32 + lane();
+    const float4* parts = exchange() + (group() * 4 + quarter()) * BLOCKS * 4 * 32 + lane();
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
       const float4 a = parts[128 * block], b = parts[128 * block + 32];
       const float4 c = parts[128 * block + 64], d = parts[128 * block + 96];
       s[block] = make_float4(((a.x + b.x) + (c.x + d.x)) * scale, ((a.y + b.y) + (c.y + d.y)) * scale,
                              ((a.z + b.z) + (c.z + d.z)) * scale, ((a.w + b.w) + (c.w + d.w)) * scale);
-      if (is_masked) hide(s[block], tile * KEYS + 16 * block + 2 * (lane() % 4));
-      tile_largest = fmaxf(tile_largest, fmaxf(fmaxf(s[block].x, s[block].y), fmaxf(s[block].z, s[block].w)));
     }
+    if (is_masked) {
+#pragma unroll
+      for (int block = 0; block < BLOCKS; ++block) hide(s[block], tile * KEYS + 16 * block + 2 * (lane() % 4));
+    }
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block)
+      tile_largest = fmaxf(tile_largest, fmaxf(fmaxf(s[block].x, s[block].y), fmaxf(s[block].z, s[block].w)));
     tile_largest = fmaxf(tile_largest, __shfl_xor_sync(FULL_WARP, tile_largest, 1));
     tile_largest = fmaxf(tile_largest, __shfl_xor_sync(FULL_WARP, tile_largest, 2));
 
@@ -271,8 +295,8 @@ struct RowTile {
     float sum = 0.0f;
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
-      const float4 w = make_float4(exp2f(s[block].x - shift), exp2f(s[block].y - shift), exp2f(s[block].z - shift),
-                                   exp2f(s[block].w - shift));
+      const float4 w = make_float4(fast_exp2(s[block].x - shift), fast_exp2(s[block].y - shift),
+                                   fast_exp2(s[block].z - shift), fast_exp2(s[block].w - shift));
       sum += (w.x + w.y) + (w.z + w.w);
       to[128 * block] = pack2<T>(w.x, w.y);
       to[128 * block + 2] = pack2<T>(w.z, w.w);
@@ -371,30 +395,25 @@ struct RowTile {
 
     int tile = piece.first_tile;
     fetch_page(tile);
-    for (int ahead = 0; ahead < AHEAD; ++ahead)
-      if (tile + ahead < piece.last_tile) load_keys(tile + ahead);
-    wait_full(tile);
+    for (int ahead = 0; ahead < STAGES - 1; ++ahead) load_keys(tile + ahead);
+    copy_async_wait<STAGES - 2>();
+    __syncthreads();
     score(tile);
     named_barrier(1 + group(), 128);
     soften(tile);
 
     for (; tile < piece.last_tile; ++tile) {
-      if (EXCHANGES == 1) named_barrier(1 + group(), 128);
+      copy_async_wait<STAGES - 3>();
+      __syncthreads();  // X
       const bool has_next = tile + 1 < piece.last_tile;
-      const bool loads = tile + AHEAD < piece.last_tile;
-      if (loads && group() == 0) load_keys(tile + AHEAD);
-      if (has_next) {
-        wait_full(tile + 1);
-        score(tile + 1);
-      }
-      if (loads && group() == 1) load_keys(tile + AHEAD);
+      if (group() == 0) load_keys(tile + STAGES - 1);
+      if (has_next) score(tile + 1);
+      if (group() == 1) load_keys(tile + STAGES - 1);
       named_barrier(1 + group(), 128);  // Y
       const int done = tile + 1 - piece.first_tile;
       const bool folds = done % (FOLD_KEYS / KEYS) == 0;
       if (has_next && group() == 1 && !folds) soften(tile + 1);
       weigh(tile);
-      __syncwarp();
-      if (lane() == 0) phase_arrive(empty() + turn(tile) % STAGES);
       if (folds) fold(done == FOLD_KEYS / KEYS, false);
       if (has_next && (group() == 0 || folds)) soften(tile + 1);
     }

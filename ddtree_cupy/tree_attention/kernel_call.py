@@ -67,8 +67,8 @@ class Call:
         return all(_is_aligned(pool, 2, 16) for pool in (self.kv.ckv, self.kv.kpe))
 
     def queries_are_aligned(self) -> bool:
-        """Whether every query row starts at a multiple of 4 bytes."""
-        return all(_is_aligned(q, 3, 4) for q in (self.q_nope, self.q_pe))
+        """Whether every query row starts at a multiple of 16 bytes."""
+        return all(_is_aligned(q, 3, 16) for q in (self.q_nope, self.q_pe))
 
 
 def _is_aligned(array: Array, leading_axes: int, multiple: int) -> bool:

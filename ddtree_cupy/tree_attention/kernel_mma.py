@@ -31,33 +31,32 @@ SPLIT_MULTIPLE = 32  # of keys: the larger key tile
 
 @dataclass(frozen=True)
 class Config:
-    """Keys of a tile, tiles held, buffers of partial scores; the first that fits a device's shared memory is taken."""
+    """Keys of a tile and tiles held; the first that fits a device's shared memory is taken."""
 
     keys: int
     stages: int
-    exchanges: int
     archs: tuple[str, ...]
 
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
         tiles = self.stages * self.keys * (width + 8) * 2
         blocks = self.keys // 16
-        exchange, weights = self.exchanges * 2 * 4 * blocks * 4 * 32 * 16, 2 * 2 * 2 * blocks * 32 * 16
-        return tiles + exchange + weights + 4 * (2 * 2 * 32 + 2 * 32) + 2 * 12 * self.stages + 4 * words
+        exchange, weights = 2 * 4 * blocks * 4 * 32 * 16, 2 * 2 * 2 * blocks * 32 * 16
+        return tiles + exchange + weights + 4 * (2 * 2 * 32 + 2 * 32 + words)
 
 
 # by shared memory of a block: 227 KiB, 163 KiB, 99 KiB
 CONFIGS = (
-    Config(32, 4, 2, ("sm_90", "sm_100")),
-    Config(16, 6, 1, ("sm_80",)),
-    Config(16, 4, 1, ("sm_86", "sm_89", "sm_120")),
+    Config(32, 4, ("sm_90", "sm_100")),
+    Config(16, 6, ("sm_80",)),
+    Config(16, 4, ("sm_86", "sm_89", "sm_120")),
 )
 
 
 @cache
 def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config) -> KernelSpec:
     """Spec of tree_attention_v3 for one 16-bit dtype, one pair of head sizes and one configuration."""
-    types = f"{CTYPES[dtype]}, {head_dim_ckv}, {head_dim_kpe}, {config.keys}, {config.stages}, {config.exchanges}"
+    types = f"{CTYPES[dtype]}, {head_dim_ckv}, {head_dim_kpe}, {config.keys}, {config.stages}"
     return KernelSpec(
         source="tree_attention/v3_mma.cu",
         entry=f"tree_attention_v3<{types}>",
@@ -117,14 +116,13 @@ def refusal(call: Call) -> str:
 
 
 def choose_config(call: Call) -> Config | None:
-    """Return the first configuration that fits the device's shared memory."""
+    """Return the first configuration that the device has the shared memory for."""
     width, words = sum(call.head_sizes), words_per_row(call.q_nope.shape[1])
-    fits = (
-        config
-        for config in CONFIGS
-        if config.shared_bytes(width, words) <= shared_limit(call.backend) - STATIC_SHARED_BYTES
-    )
-    return next(fits, None)
+    limit = shared_limit(call.backend) - STATIC_SHARED_BYTES
+    for config in CONFIGS:
+        if config.shared_bytes(width, words) <= limit:
+            return config
+    return None
 
 
 def scratch_sizes(call: Call) -> Sizes:
