@@ -4,12 +4,11 @@
 //            j over the context and the nodes visible from n, or one of the two parts (keys)
 // Letters    B requests, N nodes, H heads, C latent width, R rope width, W = ceil(N / 32), P pages; T keys of a request
 // Inputs     as v1_three_phase.cu
-// Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; both kernels together write every entry
+// Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; with v2_merge.cu every entry is written
 //            partial_out float32[B, region, C], partial_score float32[B, region]: scratch, row split * rows + row
 // Work       tree_attention_v2: grid (x, B), block 128; a block owns ROWS query rows (row = node * H + head) and one
 //            slice of the keys; x counts slices of row blocks, as many as this request needs, the rest returns.
 //            A warp owns ROWS / 4 rows. Scores: lane = key of the tile; values: lane = four latent dimensions.
-//            tree_attention_v2_merge: grid (ceil(N * H / 4), B), block 128; a warp owns one row.
 //            Shared: 32 keys of C + R + 16 bytes, ROWS queries and ROWS * 32 weights in float32.
 // Numerics   float32; base-2 exponentials; a tile of 32 keys is summed on its own and a slice has at most 1,024 tiles.
 //            Slices depend on the request's own T and rows alone, so a result never depends on the batch.
@@ -23,41 +22,7 @@
 #include "common/vector_load.cuh"
 #include "common/visibility.cuh"
 #include "common/warp.cuh"
-
-constexpr int WARPS = 4;
-constexpr int TILE = 32;                 // keys; one a lane
-constexpr int LEAST_KEYS = 256;          // a slice is worth a block from here on
-constexpr int MOST_KEYS = 1024 * TILE;   // of a slice, so that no sum runs over more than 1,024 tiles
-constexpr int BLOCKS_WANTED = 256;       // blocks of one request that fill a GPU
-
-struct Slices {
-  int row_blocks;
-  int count;
-  int keys;  // of each slice, a multiple of TILE
-};
-
-__device__ __forceinline__ Slices slices_of(int rows, int num_keys, int rows_per_block) {
-  Slices slices;
-  slices.row_blocks = (rows + rows_per_block - 1) / rows_per_block;
-  const int wanted = (BLOCKS_WANTED + slices.row_blocks - 1) / max(slices.row_blocks, 1);
-  const int worth = (num_keys + LEAST_KEYS - 1) / LEAST_KEYS;
-  const int least = (num_keys + MOST_KEYS - 1) / MOST_KEYS;
-  slices.count = max(max(min(wanted, worth), least), 1);
-  const int keys = (num_keys + slices.count - 1) / slices.count;
-  slices.keys = (keys + TILE - 1) / TILE * TILE;
-  return slices;
-}
-
-template <class T, int C, int R>
-struct Layout {
-  static_assert(C % 16 == 0 && R % 16 == 0 && C > 0 && R > 0, "head sizes are multiples of 16");
-  static constexpr int ROWS_PER_WARP = sizeof(T) == 4 ? 2 : 4;
-  static constexpr int ROWS = WARPS * ROWS_PER_WARP;
-  static constexpr int PER_VECTOR = 16 / sizeof(T);
-  static constexpr int PITCH = C + R + PER_VECTOR;  // an odd number of 16-byte units: lanes hit different banks
-  static constexpr int VECTORS = (C + R) / PER_VECTOR;
-  static constexpr int CHUNKS = (C + 127) / 128;  // of four dimensions a lane
-};
+#include "tree_attention/v2_slices.cuh"
 
 // Which keys of the tile any row of this block sees, and where their rows are; one thread a key.
 struct TileKeys {
@@ -261,45 +226,4 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
       lse[final_row] = score * LN_2;
     }
   }
-}
-
-// Combines the slices of each row, and writes 0 and -inf into the rows of padding nodes.
-template <class T, int C, int R>
-__global__ void __launch_bounds__(WARPS* WARP_SIZE) tree_attention_v2_merge(
-    const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
-    const float* __restrict__ partial_out, const float* __restrict__ partial_score, T* __restrict__ out,
-    float* __restrict__ lse, int N, int H, long long region, int num_pages, int page_size, int max_pages,
-    int max_context, int keys) {
-  const int request = blockIdx.y;                                     // 0..B-1
-  const int row = blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;       // 0..N*H-1
-  const int lane = threadIdx.x % WARP_SIZE;                           // 0..31
-  if (row >= N * H) return;
-  const PageTable table = {page_table + (long long)request * max_pages, max_pages, num_pages, page_size};
-  const int count = clamp_length(num_nodes[request], N);
-  const KeyRange range = key_range(keys, clamp_length(context_lens[request], max_context), count, table);
-  const int rows = count * H;
-  const Slices slices = slices_of(rows, range.count, Layout<T, C, R>::ROWS);
-  const long long final_row = (long long)request * N * H + row;
-  if (row >= rows) {
-    for (int c = lane; c < C; c += WARP_SIZE) out[final_row * C + c] = from_float<T>(0.0f);
-    if (lane == 0) lse[final_row] = NEGATIVE_INFINITY;
-    return;
-  }
-  if (slices.count == 1) return;  // written already
-
-  const float* scores = partial_score + request * region + row;  // stride rows
-  float largest = NEGATIVE_INFINITY;
-  for (int slice = 0; slice < slices.count; ++slice) largest = fmaxf(largest, scores[(long long)slice * rows]);
-  float total = 0.0f;
-  for (int slice = 0; slice < slices.count; ++slice) total += state_weight(scores[(long long)slice * rows], largest);
-  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-  for (int c = lane; c < C; c += WARP_SIZE) {
-    float value = 0.0f;
-    for (int slice = 0; slice < slices.count; ++slice) {
-      const float weight = state_weight(scores[(long long)slice * rows], largest);
-      value = fmaf(weight, partial_out[(request * region + (long long)slice * rows + row) * C + c], value);
-    }
-    out[final_row * C + c] = from_float<T>(value * inverse);
-  }
-  if (lane == 0) lse[final_row] = state_score(largest, total) * LN_2;
 }

@@ -17,6 +17,17 @@
 //            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away.
 // Requires   C a multiple of 64, R of 16; checked dtypes and shapes
 // Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120
+// Log        H200, 2026-11-30, bfloat16, one request, 64 nodes; TFLOP/s at 64 heads x 131,072 keys, then microseconds
+//            at 8 heads x 8,192 and 64 heads x 1,024 (event time, L2 cold). Floors: 1,505, 12 and 12 us of arithmetic.
+//            two groups in step, state in registers (24 B spilled)             232       83      82
+//            cold state in shared memory, one ldmatrix ahead of its products   254       78      79
+//            groups tied by mbarriers alone, expected more, more instructions  223       83      84
+//            the same with cp.async.bulk rows, one warp a tile (straggler)     159      122     125
+//            in step, pages fetched ahead, ex2.approx, queries by ldmatrix     253       65      71
+//            plain path for loads, pieces that end with row tiles, both blocks of scores before the mask branch:
+//            this one, not timed yet; the bench gates and times it
+//            At 254: tensor pipe 38 % busy, shared memory 49 %, issue slots 28 %; of each issued instruction's 6
+//            cycles 2.8 wait for fixed latencies and 1.8 for shared memory: two warps a scheduler do not hide them.
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     own layout; ldmatrix and mma fragments after the PTX ISA; online softmax arXiv 1805.02867; the stale
 //            maximum after FlashAttention 4

@@ -1,14 +1,6 @@
-// tree_attention/v3_tile.cuh: one row tile of v3_mma.cu over a range of key tiles; layout and pipeline.
+// tree_attention/v3_tile.cuh: one row tile of v3_mma.cu over its key tiles: scores, softmax, values, pipeline.
 //
-// Letters    group 0..1 of four warps and 32 rows; quarter 0..3 of a warp in its group; r = lane / 4, p = lane % 4
-//            STEPS k-steps of 16 dimensions a warp multiplies for the scores; COLS = C / 4 value columns it owns
-// Shared     keys      T[STAGES][KEYS][PITCH]          key tiles; an odd number of 16-byte units a row, so that
-//                                                      ldmatrix hits every bank once. Queries pass through it first.
-//            exchange  float4[2][4][KEYS/16][4][32]    partial scores: [group][owner][16 keys][from quarter][lane]
-//            weights   uint4[2][2][2][KEYS/16][32]     A fragments: [buffer][group][16 rows][16 keys][lane]
-//            factors   float[2][2][32]                 [buffer][group][row]: what the values shrink by
-//            row_values float[2][32]                   one number a row, on its way to the whole group
-//            seen      unsigned[W]                     keys of the tree that any row of the tile sees
+// Letters    as v3_layout.cuh
 // Schedule   per key tile: X everyone has the tile and is done with the one before last; scores of tile i + 1; Y the
 //            group's partial scores are there; values of tile i, softmax of tile i + 1. Group 1 does the last two in
 //            the other order, and loads after its scores rather than before: one group feeds the tensor cores while
@@ -16,194 +8,20 @@
 // Source     own
 #pragma once
 
-#include "common/ptx.cuh"
-#include "common/softmax_state.cuh"
-#include "tree_attention/v3_schedule.cuh"
-
-constexpr float STALE_BY = 8.0f;   // log2 of how far a weight may exceed 1
-constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
-
-// What one piece of work needs now and then. It lives in shared memory, because registers hold values and queries.
-template <class T>
-struct Piece {
-  // first what the plain path of load_keys needs, in few wide loads
-  const T* ckv;
-  const T* kpe;
-  const int* entries;      // page table
-  int plain_keys;          // keys before this one are context, in rows that the plain path can copy
-  int page_shift;          // log2 of the page size, or -1
-  int first, last_page;    // first position; num_pages - 1
-  int page_stride, slot_stride;
-  int first_tile, last_tile;  // key tiles first_tile .. last_tile - 1
-  Request request;
-  const unsigned* bits;  // uint32[N, W] of the request
-  long long ckv_page, ckv_slot, kpe_page, kpe_slot;  // strides in elements
-  int H, W, first_row, step;                         // step: units from one piece to the next, when they are whole
-  bool aligned;
-  float scale;                                       // of the scores, base 2
-  float* carry;                                      // float32[64, C + 8] of the block
-  long long unit, stop, first_unit;                  // of the block's walk over units
-};
+#include "tree_attention/v3_loads.cuh"
 
 template <class T, int C, int R, int KEYS, int STAGES>
-struct RowTile {
-  static_assert(C % 64 == 0 && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
-  static_assert(STAGES >= 3 && STAGES * KEYS >= TILE_ROWS, "the queries of a row tile pass through the stages");
-  static constexpr int STEPS = ((C + R) / 16 + 3) / 4;
-  static constexpr int COLS = C / 4;
-  static constexpr int PITCH = C + R + 8;
-  static constexpr int BLOCKS = KEYS / 16;
-  static constexpr int LOADERS = 256 / KEYS;  // threads that load one key
-  static constexpr int KEY_BYTES = STAGES * KEYS * PITCH * 2;
-  static constexpr int EXCHANGE_BYTES = 2 * 4 * BLOCKS * 4 * 32 * 16;
-  static constexpr int WEIGHT_BYTES = 2 * 2 * 2 * BLOCKS * 32 * 16;
+struct RowTile : TileLoads<T, C, R, KEYS, STAGES> {
+  using Layout = TileLayout<T, C, R, KEYS, STAGES>;
+  using Loads = TileLoads<T, C, R, KEYS, STAGES>;
+  using Layout::piece, Layout::lane, Layout::group, Layout::quarter, Layout::keys, Layout::exchange, Layout::weights;
+  using Layout::factors, Layout::row_values, Loads::query, Loads::load_keys, Loads::fetch_page;
+  static constexpr int STEPS = Layout::STEPS, COLS = Layout::COLS, PITCH = Layout::PITCH, BLOCKS = Layout::BLOCKS;
 
-  const Piece<T>& piece;
-  char* shared;
-  unsigned query[2][STEPS][4];
-  float value[2][COLS / 8][4];
-  int page_ahead;        // page of the lane's key in the tile to be loaded next
-  float largest, total;  // of the row this lane finishes; total is the lane's own share
+  float value[2][COLS / 8][4];  // C fragments: [16 rows][8 columns]
+  float largest, total;         // of the row this lane finishes; total is the lane's own share
 
-  __device__ __forceinline__ RowTile(char* shared, const Piece<T>& piece) : piece(piece), shared(shared) {}
-
-  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ static int quarter() { return threadIdx.x / 32 % 4; }
-  __device__ __forceinline__ static int group() { return threadIdx.x / 128; }
-  __device__ __forceinline__ T* keys(int tile) const {
-    return reinterpret_cast<T*>(shared) + tile % STAGES * KEYS * PITCH;
-  }
-  __device__ __forceinline__ float4* exchange() const { return reinterpret_cast<float4*>(shared + KEY_BYTES); }
-  __device__ __forceinline__ uint4* weights() const {
-    return reinterpret_cast<uint4*>(shared + KEY_BYTES + EXCHANGE_BYTES);
-  }
-  __device__ __forceinline__ float* factors() const {
-    return reinterpret_cast<float*>(shared + KEY_BYTES + EXCHANGE_BYTES + WEIGHT_BYTES);
-  }
-  __device__ __forceinline__ float* row_values() const { return factors() + 2 * 2 * 32; }
-  __device__ __forceinline__ unsigned* seen() const { return reinterpret_cast<unsigned*>(row_values() + 2 * 32); }
-
-  // Which keys of the tree any of the tile's nodes sees; the others are never read.
-  __device__ __forceinline__ void find_seen() const {
-    const int first_node = piece.first_row / piece.H;
-    const int last_node = (min(piece.first_row + TILE_ROWS, piece.request.rows) - 1) / piece.H;
-    for (int word = threadIdx.x; word < piece.W; word += 256) {
-      unsigned any = 0;
-      for (int node = first_node; node <= last_node; ++node) any |= piece.bits[(long long)node * piece.W + word];
-      seen()[word] = any;
-    }
-  }
-
-  // A row of C + R elements into shared memory by `loaders` threads, of which this is number `part`; zeros unless
-  // is_read. Rows that start at multiples of 16 bytes are copied asynchronously.
-  template <int LOADERS_OF_ROW>
-  __device__ __forceinline__ void copy_row(T* to, const T* first, const T* second, bool is_read, bool aligned) const {
-    const int part = threadIdx.x % LOADERS_OF_ROW;
-    if (aligned) {
-      const SharedAddress at = shared_address(to) + 16 * part;
-#pragma unroll
-      for (int i = 0; i < (C / 8 + LOADERS_OF_ROW - 1) / LOADERS_OF_ROW; ++i)
-        if (C / 8 % LOADERS_OF_ROW == 0 || part + LOADERS_OF_ROW * i < C / 8)
-          copy_async_16(at + 16 * LOADERS_OF_ROW * i, first + 8 * (part + LOADERS_OF_ROW * i), is_read);
-#pragma unroll
-      for (int i = 0; i < (R / 8 + LOADERS_OF_ROW - 1) / LOADERS_OF_ROW; ++i)
-        if (R / 8 % LOADERS_OF_ROW == 0 || part + LOADERS_OF_ROW * i < R / 8)
-          copy_async_16(at + 2 * C + 16 * LOADERS_OF_ROW * i, second + 8 * (part + LOADERS_OF_ROW * i), is_read);
-    } else {
-      for (int c = part; c < C + R; c += LOADERS_OF_ROW)
-        to[c] = is_read ? (c < C ? first[c] : second[c - C]) : from_float<T>(0.0f);
-    }
-  }
-
-  // The queries of 64 rows through shared memory into A fragments; all threads call together.
-  __device__ __forceinline__ void load_queries(const T* nope, long long nope_node, long long nope_head, const T* pe,
-                                               long long pe_node, long long pe_head) {
-    T* rows = reinterpret_cast<T*>(shared);
-    const int row = piece.first_row + threadIdx.x / 4;
-    const bool is_read = row < piece.request.rows;
-    const int node = is_read ? row / piece.H : 0, head = is_read ? row % piece.H : 0;
-    copy_row<4>(rows + threadIdx.x / 4 * PITCH, nope + node * nope_node + head * nope_head,
-                pe + node * pe_node + head * pe_head, is_read, piece.aligned);
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncthreads();
-    const SharedAddress at = shared_address(rows + (32 * group() + lane() % 16) * PITCH + lane() / 16 * 8);
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const int k = quarter() * STEPS + step;
-#pragma unroll
-      for (int m = 0; m < 2; ++m)
-        if (k < (C + R) / 16) {
-          load_matrices(query[m][step], at + 2 * (16 * m * PITCH + 16 * k));
-        } else {
-          for (int i = 0; i < 4; ++i) query[m][step][i] = 0;
-        }
-    }
-    __syncthreads();
-  }
-
-  // Position of the thread's key in a key tile, -1 where no row sees one.
-  __device__ __forceinline__ int position_in(int tile) const {
-    const KeyRange& range = piece.request.range;
-    const int index = tile * KEYS + threadIdx.x / LOADERS;
-    const int position = range.first + index;
-    return index < range.count && is_visible(seen(), position - range.context_len) ? position : -1;
-  }
-  __device__ __forceinline__ int entry_of(int position) const {
-    const int shift = piece.page_shift;
-    return shift >= 0 ? position >> shift : position / piece.request.table.page_size;
-  }
-  // The common tile: context in a power-of-two page, one buffer for ckv and kpe, aligned. Says whether it was one.
-  __device__ __forceinline__ bool load_plain_keys(int tile) {
-    if ((tile + 1) * KEYS > piece.plain_keys) return false;
-    const int key = threadIdx.x / LOADERS, part = threadIdx.x % LOADERS;
-    const int position = piece.first + tile * KEYS + key;
-    const int shift = piece.page_shift;
-    const int page = min(max(page_ahead, 0), piece.last_page);
-    const int slot = position & ((1 << shift) - 1);
-    const long long offset = (long long)page * piece.page_stride + slot * piece.slot_stride + 8 * part;
-    const T* of_ckv = piece.ckv + offset;
-    const T* of_kpe = piece.kpe + offset;
-    const SharedAddress at = shared_address(keys(tile) + key * PITCH) + 16 * part;
-#pragma unroll
-    for (int i = 0; i < C / 8 / LOADERS; ++i) copy_async_16(at + 16 * LOADERS * i, of_ckv + 8 * LOADERS * i, true);
-    if (C / 8 % LOADERS != 0 && part < C / 8 % LOADERS)
-      copy_async_16(at + 16 * (C / 8 / LOADERS * LOADERS), of_ckv + 8 * (C / 8 / LOADERS * LOADERS), true);
-#pragma unroll
-    for (int i = 0; i < R / 8 / LOADERS; ++i) copy_async_16(at + 2 * C + 16 * LOADERS * i, of_kpe + 8 * LOADERS * i, true);
-    if (R / 8 % LOADERS != 0 && part < R / 8 % LOADERS)
-      copy_async_16(at + 2 * C + 16 * (R / 8 / LOADERS * LOADERS), of_kpe + 8 * (R / 8 / LOADERS * LOADERS), true);
-    if ((tile + 2) * KEYS <= piece.plain_keys)
-      page_ahead = piece.entries[(position + KEYS) >> shift];
-    else
-      fetch_page(tile + 1);
-    return true;
-  }
-
-  // A page's number takes a trip to L2: fetched one tile before it is needed.
-  __device__ __forceinline__ void fetch_page(int tile) {
-    const int position = tile < piece.last_tile ? position_in(tile) : -1;
-    if (position >= 0) page_ahead = piece.request.table.entries[entry_of(position)];
-  }
-
-  // Key tile `tile` into its stage, one group of copies; keys that no row sees become zeros.
-  __device__ __forceinline__ void load_keys(int tile) {
-    if (tile < piece.last_tile && !load_plain_keys(tile)) {
-      const int position = position_in(tile);
-      const bool is_read = position >= 0;
-      const T* of_ckv = piece.ckv;
-      const T* of_kpe = piece.kpe;
-      if (is_read) {
-        const long long page = min(max(page_ahead, 0), piece.request.table.num_pages - 1);
-        const int slot = position - entry_of(position) * piece.request.table.page_size;
-        of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
-        of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
-      }
-      copy_row<LOADERS>(keys(tile) + threadIdx.x / LOADERS * PITCH, of_ckv, of_kpe, is_read, piece.aligned);
-      fetch_page(tile + 1);
-    }
-    copy_async_commit();
-  }
+  __device__ __forceinline__ RowTile(char* shared, const Piece<T>& piece) : Loads(shared, piece) {}
 
   // B fragments of one k-step of the scores; past the last dimension the query is zero, so any other will do.
   __device__ __forceinline__ static void load_step(unsigned (&b)[4], SharedAddress row, int block, int step) {

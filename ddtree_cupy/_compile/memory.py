@@ -79,6 +79,22 @@ def _device_multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
+def architecture(backend: str) -> str:
+    """Return the current device's architecture, such as "sm_90"; the emulator has none of its own ("")."""
+    if backend == "emulate":
+        return ""
+    import cupy
+
+    return _device_architecture(cupy.cuda.runtime.getDevice())
+
+
+@cache
+def _device_architecture(device: int) -> str:
+    import cupy
+
+    return f"sm_{cupy.cuda.Device(device).compute_capability}"
+
+
 class Workspace:
     """Cut scratch arrays from one buffer, which is the caller's or fresh.
 

@@ -19,6 +19,7 @@ from ddtree_cupy.tree_attention.kernel_call import Call
 Array = Any
 Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
+AUTOMATIC = ("v2_split_kv", "v1_three_phase")  # in this order; v3_mma joins once its present form has run on a GPU
 MOST_WIDTH = 1024  # of C and of R: a float32 sum runs over at most this many terms
 
 # the constants of v2_split_kv.cu
@@ -42,11 +43,11 @@ def tree_attention(
 
 def choose_variant(variant: str, call: Call) -> str:
     """Return the version to run; UnsupportedError when the wanted one cannot, by host integers alone."""
-    refusals = {"v3_mma": kernel_mma.refusal, "v2_split_kv": _v2_refusal, "v1_three_phase": _v1_refusal}
+    refusals = {"v2_split_kv": _v2_refusal, "v1_three_phase": _v1_refusal, "v3_mma": kernel_mma.refusal}
     if variant == "auto":
         found = {}
-        for name, refusal in refusals.items():
-            found[name] = refusal(call)
+        for name in AUTOMATIC:
+            found[name] = refusals[name](call)
             if not found[name]:
                 return name
         listed = "; ".join(f"{name} {reason}" for name, reason in found.items())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddtree_cupy._compile import Arg, KernelSpec, get_kernel, register
-from ddtree_cupy._compile.memory import Workspace, multiprocessors, shared_limit
+from ddtree_cupy._compile.memory import Workspace, architecture, multiprocessors, shared_limit
 from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.tree_attention.kernel_call import Call
 from ddtree_cupy.tree_attention.kernel_specs import (
@@ -45,10 +45,10 @@ class Config:
         return tiles + exchange + weights + 4 * (2 * 2 * 32 + 2 * 32 + words)
 
 
-# by shared memory of a block: 227 KiB, 163 KiB, 99 KiB
+# 227 KiB of shared memory a block; 163 KiB and more; 99 KiB. Wider tiles spill registers on sm_100.
 CONFIGS = (
-    Config(32, 4, ("sm_90", "sm_100")),
-    Config(16, 6, ("sm_80",)),
+    Config(32, 4, ("sm_90",)),
+    Config(16, 6, ("sm_80", "sm_100")),
     Config(16, 4, ("sm_86", "sm_89", "sm_120")),
 )
 
@@ -116,13 +116,12 @@ def refusal(call: Call) -> str:
 
 
 def choose_config(call: Call) -> Config | None:
-    """Return the first configuration that the device has the shared memory for."""
+    """Return the configuration made for the device's architecture, else the first that its shared memory holds."""
     width, words = sum(call.head_sizes), words_per_row(call.q_nope.shape[1])
     limit = shared_limit(call.backend) - STATIC_SHARED_BYTES
-    for config in CONFIGS:
-        if config.shared_bytes(width, words) <= limit:
-            return config
-    return None
+    fitting = [config for config in CONFIGS if config.shared_bytes(width, words) <= limit]
+    made_for_it = [config for config in fitting if architecture(call.backend) in config.archs]
+    return next(iter(made_for_it or fitting), None)
 
 
 def scratch_sizes(call: Call) -> Sizes:

@@ -102,7 +102,7 @@ def v2_specs(dtype: str, head_dim_ckv: int, head_dim_kpe: int) -> tuple[KernelSp
         max_shared_bytes=shared + STATIC_SHARED_BYTES,
     )
     merge = KernelSpec(
-        source=source,
+        source="tree_attention/v2_merge.cu",
         entry=f"tree_attention_v2_merge{types}",
         args=(
             *tables,

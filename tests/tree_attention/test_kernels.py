@@ -19,7 +19,8 @@ from ddtree_cupy import (
 )
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
 from ddtree_cupy.testing import assert_identical
-from ddtree_cupy.tree_attention import reference
+from ddtree_cupy.testing.backends import Backend
+from ddtree_cupy.tree_attention import kernel_mma, reference
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
 VERSIONS = ["v1_three_phase", "v2_split_kv", "v3_mma"]
@@ -200,12 +201,25 @@ def test_v3_takes_caches_that_are_not_aligned(kernels):
     assert_identical(attend(kernels, odd, variant="v3_mma"), attend(kernels, case, variant="v3_mma"))
 
 
+@pytest.mark.emulate
+@pytest.mark.parametrize(("limit", "keys", "stages"), [(227, 32, 4), (163, 16, 6), (99, 16, 4)])
+@pytest.mark.parametrize("head_dims", [(64, 16), (512, 64)])
+def test_v3_matches_oracle_in_every_configuration(monkeypatch, limit, keys, stages, head_dims):
+    """The tiles of sm_90, sm_80 and sm_86, by the shared memory that the emulator is said to have."""
+    monkeypatch.setattr(kernel_mma, "CONFIGS", [c for c in kernel_mma.CONFIGS if (c.keys, c.stages) == (keys, stages)])
+    monkeypatch.setattr(kernel_mma, "shared_limit", lambda backend: limit * 1024)
+    for seed, counts, contexts in ((0, [5, 9], [70, 3]), (3, [33], [150]), (4, [1], [700])):
+        options = {"heads": 3, "head_dims": head_dims, "dtype": BFLOAT16, "page_size": 16}
+        case = tree_case(np.random.default_rng(seed), counts, contexts, **options)
+        assert_state(case, *attend(Backend("emulate", seed), case, variant="v3_mma"))
+
+
 def test_auto_picks_the_last_version_that_fits():
     from ddtree_cupy.tree_attention.kernel import choose_variant
     from ddtree_cupy.tree_attention.kernel_call import Call
 
     for dtype, head_dims, wanted in [
-        (BFLOAT16, (64, 16), "v3_mma"),
+        (BFLOAT16, (64, 16), "v2_split_kv"),
         (np.float32, (64, 16), "v2_split_kv"),
         (BFLOAT16, (48, 16), "v2_split_kv"),
     ]:
