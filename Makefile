@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint lossless curve tsan gpu-test sanitize bench clean
+.PHONY: demo test lint lossless curve tsan notebooks cluster gpu-test sanitize bench clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
@@ -33,6 +33,12 @@ curve: .venv/with-cli  ## tokens per target pass over the budget, on held-out te
 tsan: .venv/with-test  ## emulated kernels under ThreadSanitizer
 	env $$($(BIN)/python -m ddtree_cupy.emulate tsan) HYPOTHESIS_PROFILE=sanitize \
 		$(BIN)/python -m pytest -q -m emulate -k kernels tests/tree_build tests/tree_attention tests/tree_accept
+
+notebooks: .venv/with-test .venv/with-notebook  ## run every notebook from top to bottom
+	$(BIN)/python -m pytest -q -n auto -m notebook tests/docs
+
+cluster: .venv/with-test .venv/with-cluster  ## a sweep on a local Dask cluster
+	$(BIN)/python -m pytest -q -m cluster tests/explore
 
 gpu-test: .venv/with-test .venv/with-cuda13  ## tests that need a GPU; HYPOTHESIS_PROFILE=gpu draws 1,000 examples each
 	$(BIN)/python -m pytest -q -m gpu --require-gpu

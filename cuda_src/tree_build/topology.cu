@@ -10,8 +10,8 @@
 //            to the root, then they look at 32 later nodes at a time. No shared memory.
 // Requires   checked shapes. Values are not trusted: num_nodes is clamped, and a climb ends at a parent that is not
 //            smaller than its child.
-// Speed      depth steps of one L1 read each, then at most N / 32 of them twice: expected 3 us up to N = 65 and 10 us
-//            for 8 requests of 1,025 nodes on an H200
+// Speed      depth steps of one L1 read each, then at most N / 32 of them twice: predicted 3 us up to N = 65 and 10
+//            us for 8 requests of 1,025 nodes on an H200; not timed alone
 // Reference  derive_topology in ddtree_cupy/_topology.py
 // Source     own
 #include "common/warp.cuh"
