@@ -74,8 +74,11 @@ class Checker:
         writable: bool = False,
     ) -> None:
         """Check one array; an axis named for the first time takes its size from this array."""
+        if not hasattr(array, "dtype"):
+            raise DTypeError(f"{self.function}: `{name}` is {type(array).__name__}, expected an array")
         if dtypes is not None and array.dtype.name not in dtypes:
-            hint = " (a kernel takes float64 through `.astype(np.float32)`)" if array.dtype.name == "float64" else ""
+            refused = array.dtype.name == "float64" and "float32" in dtypes
+            hint = " (a kernel takes float64 through `.astype(np.float32)`)" if refused else ""
             raise DTypeError(
                 f"{self.function}: `{name}` has dtype {array.dtype.name}, expected {' or '.join(dtypes)}{hint}"
             )
@@ -142,8 +145,11 @@ class Checker:
 def deliver_arrays(function: str, prefix: str, results: Mapping[str, Array], out: Sequence[Array]) -> None:
     """Copy host `results` into the arrays of `out`; every one is checked before the first is written."""
     check = Checker(function)
-    if len(out) != len(results):
-        raise ShapeError(f"{function}: `out` holds {len(out)} arrays, expected {len(results)}: {', '.join(results)}")
+    if not isinstance(out, tuple | list) or len(out) != len(results):
+        raise ShapeError(
+            f"{function}: `out` is {type(out).__name__}, expected a tuple of {len(results)} arrays: "
+            f"{', '.join(results)}"
+        )
     for (name, result), target in zip(results.items(), out, strict=True):
         check.backend(**{f"{prefix}{name}": target})
         check.array(f"{prefix}{name}", target, result.shape, (result.dtype.name,), writable=True)

@@ -69,6 +69,7 @@ def draft_tree(tree: Any) -> None:
         tree = tree.with_batch()
     counts = tree.num_nodes
     _first_bad(function, "num_nodes", (counts < 0) | (counts > capacity), counts, f"0..{capacity}")
+    _first_bad(function, "status", (tree.status & ~1) != 0, tree.status, "bit 0 alone, or 0")
     parent_order(function, tree.parents, counts)
     valid = np.arange(capacity) < counts[:, None]
     _first_bad(function, "token_ids", valid != (tree.token_ids >= 0), tree.token_ids, ">= 0, and -1 for padding")
@@ -133,6 +134,11 @@ def candidates(container: Any) -> None:
     _first_bad("Candidates", "token_ids", (ids < 0) != (logits == -np.inf), ids, "-1 exactly where the logit is -inf")
     _first_bad("Candidates", "token_ids", ids < -1, ids, "-1 or a token id")
     _first_bad("Candidates", "lse", container.lse == np.inf, container.lse, "finite, -inf or NaN")
+    bad_rows = np.isnan(container.lse)[..., None] & (ids >= 0)
+    _first_bad("Candidates", "token_ids", bad_rows, ids, "-1 in a bad row, whose lse is NaN")
+    ordered = np.sort(ids, axis=-1)
+    twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    _first_bad("Candidates", "token_ids", twice, ordered[..., 1:], "distinct ids in a row")
     if ids.shape[-1]:
         below = container.lse < logits[..., 0]
         _first_bad("Candidates", "lse", below, container.lse, "at least the largest logit of the row")
@@ -189,6 +195,8 @@ def accept_result(result: Any) -> None:
     check.array("num_accepted", result.num_accepted, lead, ("int32",))
     check.array("bonus_token", result.bonus_token, lead, ("int32",))
     accepted = np.atleast_2d(result.accepted)
+    inactive = (result.num_accepted < 0) & (result.bonus_token != -1)
+    _first_bad("AcceptResult", "bonus_token", inactive, result.bonus_token, "-1 for an inactive request")
     capacity = accepted.shape[1]
     counts = np.atleast_1d(result.num_accepted)
     _first_bad("AcceptResult", "num_accepted", (counts < -1) | (counts >= max(capacity, 1)), counts, "-1..num_nodes-1")

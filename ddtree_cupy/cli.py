@@ -18,7 +18,7 @@ import numpy as np
 
 from ddtree_cupy import _doctor, _layout, build_tree, emulate
 from ddtree_cupy.containers import DraftTree
-from ddtree_cupy.errors import ArgumentError, DDTreeError
+from ddtree_cupy.errors import ArgumentError, DDTreeError, ShapeError
 
 DEFAULT_PROMPT = '''import os
 
@@ -119,7 +119,7 @@ def _decode_three_ways(options: argparse.Namespace) -> int:
 
     models = {"dtype": np.dtype(options.dtype), "backend": "cupy" if options.backend == "cupy" else "numpy"}
     target, drafter = TinyTarget.load(**models), TinyDrafter.load(**models)
-    prompt = np.frombuffer(options.prompt.encode(), np.uint8)
+    prompt = np.frombuffer(os.fsencode(options.prompt), np.uint8)
     ways = (
         _Way(f"tree, budget {options.budget}", options.budget, None),
         _Way(f"chain, {drafter.draft_len} drafts", drafter.draft_len, 1),
@@ -196,8 +196,13 @@ def _with_progress(name: str, total: int, stream: Iterator[Any]) -> Iterator[Any
 
 
 def _tree(options: argparse.Namespace) -> int:
+    logits = _load_logits(options.file)
+    if logits.ndim != 2:
+        raise ShapeError(f"{options.file} holds an array of shape {logits.shape}, expected (draft_len, vocab_size)")
+    if options.root < 0:
+        raise ArgumentError(f"--root is {options.root}, expected a token id")
     tree = build_tree(
-        _load_logits(options.file),
+        logits,
         budget=options.budget,
         root_token_ids=options.root,
         max_depth=options.max_depth,
@@ -250,6 +255,9 @@ def _write_whole(file: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(aside).chmod(0o666 & ~mask)  # as any new file; mkstemp keeps it to the owner
         Path(aside).replace(file)
     except BaseException:
         Path(aside).unlink(missing_ok=True)

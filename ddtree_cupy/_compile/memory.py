@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy._check import Checker
+from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 
 Array = Any
 
@@ -116,12 +117,8 @@ class Workspace:
             if needed:
                 require_given(function, backend, workspace=None)
             buffer = empty(backend, (needed,), np.uint8)
-        elif buffer.dtype != np.uint8 or buffer.ndim != 1:
-            raise DTypeError(
-                f"{function}: `workspace` is {buffer.dtype} with {buffer.ndim} axes, expected a uint8 array (n,)"
-            )
-        elif buffer.size < needed:
-            raise ArgumentError(f"{function}: `workspace` has {buffer.size} bytes, expected at least {needed}")
+        else:
+            _check_buffer(function, backend, buffer, needed)
         self._arrays = {}
         start = 0
         for name, (shape, dtype) in sizes.items():
@@ -132,6 +129,24 @@ class Workspace:
     def __getitem__(self, name: str) -> Array:
         """Return one scratch array."""
         return self._arrays[name]
+
+
+def _check_buffer(function: str, backend: str, buffer: Array, needed: int) -> None:
+    check = Checker(function)
+    if check.backend(workspace=buffer) != ("cupy" if backend == "cupy" else "numpy"):
+        raise DTypeError(f"{function}: `workspace` is a {type(buffer).__module__} array, unlike the other arguments")
+    check.array("workspace", buffer, ("bytes",), ("uint8",), contiguous=True, writable=True)
+    if buffer.size < needed:
+        raise ArgumentError(f"{function}: `workspace` has {buffer.size} bytes, expected at least {needed}")
+    address = buffer.ctypes.data if isinstance(buffer, np.ndarray) else buffer.data.ptr
+    if needed and address % 16:
+        raise LayoutError(f"{function}: `workspace` starts at an address that is no multiple of 16 bytes")
+    if backend == "cupy":
+        import cupy
+
+        current = int(cupy.cuda.runtime.getDevice())
+        if buffer.device.id != current:
+            raise LayoutError(f"{function}: `workspace` is on device {buffer.device.id}, the current one is {current}")
 
 
 def workspace_bytes(sizes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy import _validate
+from ddtree_cupy._check import FLOATS_AND_F64, Checker
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
@@ -29,7 +30,8 @@ class PagedKV(Arrays):
     context_lens : int32 array, shape ([B])
         Keys already in the cache; node i of a tree has its own key at logical position context_len + i.
     max_context : int
-        The host's upper bound of `context_lens`; default max_pages * page_size.
+        The host's upper bound of `context_lens`; default max_pages * page_size. Kernels size their launches by it and
+        attend no further. It stays as it is when `dataclasses.replace` changes the page table.
 
     Examples
     --------
@@ -82,6 +84,8 @@ class PagedKV(Arrays):
         for name, value in (("capacity", capacity), ("head_dim_ckv", head_dim_ckv), ("head_dim_kpe", head_dim_kpe)):
             _validate.at_least("PagedKV.allocate", name, value, 0)
         _validate.at_least("PagedKV.allocate", "page_size", page_size, 1)
+        if np.dtype(dtype).name not in FLOATS_AND_F64:
+            raise DTypeError(f"PagedKV.allocate: `dtype` is {np.dtype(dtype)}, expected {' or '.join(FLOATS_AND_F64)}")
         requests = 1 if batch is None else batch
         _validate.at_least("PagedKV.allocate", "batch", requests, 0)
         max_pages = -(-capacity // page_size)
@@ -115,6 +119,10 @@ class PagedKV(Arrays):
         capacity : int, default T
             Positions a request can hold.
         """
+        check = Checker("PagedKV.from_dense")
+        if check.backend(ckv=ckv, kpe=kpe) != "numpy":
+            raise DTypeError("PagedKV.from_dense: `ckv` is a CuPy array, expected NumPy; cupy.asnumpy(ckv) makes one")
+        check.array("ckv", ckv, ckv.shape, FLOATS_AND_F64)
         if ckv.ndim not in (2, 3) or ckv.shape[:-1] != kpe.shape[:-1]:
             raise ShapeError(
                 f"PagedKV.from_dense: `ckv` is {ckv.shape} and `kpe` {kpe.shape}, expected (tokens, head_dim) or "

@@ -91,6 +91,11 @@ class Visibility(Arrays):
         ShapeError, DTypeError, ArgumentError
             The message names the argument, what it is and what was expected.
         """
+        if library_of(visibility) == "cupy":
+            raise DTypeError(
+                "Visibility.from_dense: `visibility` is a CuPy array, expected a NumPy array; cupy.asnumpy(visibility) "
+                "makes one"
+            )
         visibility = np.asarray(visibility)
         if visibility.dtype != np.bool_:
             raise DTypeError(f"Visibility.from_dense: `visibility` has dtype {visibility.dtype}, expected bool")
@@ -101,7 +106,8 @@ class Visibility(Arrays):
             )
         if num_nodes is None:
             num_nodes = np.full(visibility.shape[:-2], visibility.shape[-1], np.int32)
-        return cls(_topology.pack_visibility(visibility), np.asarray(num_nodes, np.int32)).validate()
+        counts = _validate.as_int32("Visibility.from_dense", "num_nodes", num_nodes)
+        return cls(_topology.pack_visibility(visibility), counts).validate()
 
     @property
     def is_batched(self) -> bool:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import AcceptResult, DraftTree
 from ddtree_cupy.decode.protocols import Drafter, Target
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.errors import ArgumentError, DTypeError
 from ddtree_cupy.tree_accept import accept, commit_kv, greedy_targets, sample_targets
 from ddtree_cupy.tree_build import build_tree
 
@@ -212,6 +212,9 @@ def generate_rounds(
         raise ArgumentError(f"generate: `temperature` is {temperature}, expected 0 (greedy) or more")
     if drafter is None and budget > 0:
         raise ArgumentError(f"generate: `drafter` is None and `budget` {budget}, expected a drafter or budget 0")
+    seed = check.integer("seed", seed, low=0)
+    if not isinstance(stop_token_ids, Collection) or isinstance(stop_token_ids, str):
+        raise DTypeError(f"generate: `stop_token_ids` is {stop_token_ids!r}, expected a collection of token ids")
     loop = _Loop(target, drafter, budget, max_new_tokens, temperature, seed, frozenset(stop_token_ids))
     return loop.run(prompt.astype(np.int32), {"max_children": max_children, "spine": spine})
 
@@ -289,6 +292,11 @@ class _Loop:
         result = accept(tree, targets)
         self._commit(result, features)
         self.root = int(result.bonus_token)
+        if self.root < 0:
+            raise ArgumentError(
+                f"generate: the target's logits after {context_len + int(result.num_accepted) + 1} tokens hold NaN or "
+                f"nothing above -inf"
+            )
         num_accepted = int(result.num_accepted)
         token_ids = [*tree.token_ids[result.accepted[1 : num_accepted + 1]].tolist(), self.root]
         token_ids = self._cut(token_ids)

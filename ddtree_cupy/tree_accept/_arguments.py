@@ -122,6 +122,26 @@ def check_accept(
     return backend, batched
 
 
+def check_links(check: Checker, tree: DraftTree) -> None:
+    """Raise unless every link of a batched host tree leads to a later valid node, so that a walk ends inside it."""
+    capacity = tree.token_ids.shape[1]
+    if ((tree.num_nodes < 0) | (tree.num_nodes > capacity)).any():
+        raise ArgumentError(
+            f"{check.function}: `tree.num_nodes` is {tree.num_nodes.tolist()}, expected values in 0..{capacity}"
+        )
+    index = np.arange(capacity)
+    valid = index < tree.num_nodes[:, None]
+    for name in ("first_child", "next_sibling"):
+        link = getattr(tree, name)
+        bad = valid & (link != -1) & ((link <= index) | (link >= tree.num_nodes[:, None]))
+        if bad.any():
+            request, node = np.argwhere(bad)[0]
+            raise ArgumentError(
+                f"{check.function}: `tree.{name}`[{node}] of request {request} is {link[request, node]}, expected -1 "
+                f"or a later node below {tree.num_nodes[request]}"
+            )
+
+
 def check_result_out(check: Checker, target_token_ids: Array, out: AcceptResult | None) -> None:
     """Check the arrays a kernel is to write a result into."""
     if out is None:

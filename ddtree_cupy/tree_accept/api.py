@@ -14,6 +14,7 @@ from ddtree_cupy.tree_accept._arguments import (
     check_accept,
     check_commit,
     check_commit_out,
+    check_links,
     check_paths,
     check_result_out,
     check_rows,
@@ -212,6 +213,7 @@ def accept(
     each = tree if batched else tree.with_batch()
     targets = target_token_ids if batched else target_token_ids[None]
     if backend == "numpy":
+        check_links(check, each)
         result = reference.accept(each, targets)
         return (result if batched else result.without_batch()).deliver("accept", out)
     result = kernel.accept(each, targets, backend=backend, out=with_batch(out, batched), checked=checked)

@@ -222,6 +222,8 @@ def commit_kv(
     `out` holds the new context_lens of every cache; caches that share context_lens may share it.
     """
     batch, capacity = result.accepted.shape
+    if caches:
+        require_given("commit_kv", backend, out=out)  # before the first row moves
     moved, staged = _plan(caches)
     scratch = Workspace("commit_kv", backend, _staging_sizes(caches, result, staged), workspace)
 
@@ -246,12 +248,11 @@ def commit_kv(
         for index in staged:
             move(index, mode)
 
-    if out is None and caches:
-        require_given("commit_kv", backend, out=None)
+    if out is None:
         out = [empty(backend, (batch,), np.int32) for _ in caches]
     new_lens: dict[tuple[int, int], Array] = {}
     committed = []
-    for kv, lens in zip(caches, out or (), strict=True):
+    for kv, lens in zip(caches, out, strict=True):
         pair = _address(kv.context_lens), _address(lens)
         if pair not in new_lens:
             new_lens[pair] = lens

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
+from ddtree_cupy.errors import ArgumentError
 
 Array = Any
 
@@ -75,6 +76,11 @@ def commit_kv(caches: Sequence[PagedKV], result: AcceptResult) -> tuple[PagedKV,
     advance = (result.num_accepted + 1).astype(np.int32)  # the root counts; 0 for an inactive request
     places = []  # all of them first: a bad page table must not leave half a move
     for kv in caches:
+        if ((advance > 0) & (kv.context_lens + advance > kv.max_context)).any():
+            raise ArgumentError(
+                f"commit_kv: `kv` would hold {(kv.context_lens + advance).tolist()} positions, its `max_context` is "
+                f"{kv.max_context}"
+            )
         for b, count in enumerate(advance):
             source = kv.locate("commit_kv", kv.context_lens[b] + result.accepted[b, :count], b)
             target = kv.locate("commit_kv", kv.context_lens[b] + np.arange(count), b)

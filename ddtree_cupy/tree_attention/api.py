@@ -24,6 +24,7 @@ def write_kv(
     *,
     num_rows: int | Array,
     workspace: Array | None = None,
+    checked: bool = True,
 ) -> None:
     """Write the key rows of tree nodes into the cache, row i to logical position context_len + i.
 
@@ -35,7 +36,9 @@ def write_kv(
     num_rows : int, or int32 array, shape ([B])
         Rows to write of each request; later rows are not read.
     workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+        Ignored: no scratch is needed.
+    checked : bool
+        False skips the metadata checks, for hot loops that have passed them once.
 
     Raises
     ------
@@ -50,6 +53,9 @@ def write_kv(
     [1.0, 1.0, 0.0, 0.0]
     """
     check = Checker("write_kv")
+    if not checked and (backend := backend_of(check, ckv_rows=ckv_rows)) != "numpy" and ckv_rows.ndim == 3:
+        kernel.write_kv(kv, ckv_rows, kpe_rows, num_rows=num_rows, backend=backend, checked=False)
+        return
     backend, batched = _check_kv(check, kv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
     for name, rows, width in (("ckv_rows", ckv_rows, "head_dim_ckv"), ("kpe_rows", kpe_rows, "head_dim_kpe")):
         check.array(name, rows, (*batched, "num_rows", width), last_contiguous=True)
@@ -231,6 +237,7 @@ def merge_states(
     *,
     out: tuple[Array, Array] | None = None,
     workspace: Array | None = None,
+    checked: bool = True,
 ) -> tuple[Array, Array]:
     """Combine attention over two disjoint key sets into attention over their union.
 
@@ -245,7 +252,9 @@ def merge_states(
     out : tuple of two arrays, optional
         Arrays to write (out, lse) into.
     workspace : array, optional
-        Scratch for a CUDA kernel; NumPy ignores it.
+        Ignored: no scratch is needed.
+    checked : bool
+        False skips the metadata checks, for hot loops that have passed them once.
 
     Returns
     -------
@@ -270,6 +279,8 @@ def merge_states(
     ([[1.75, 1.75, 1.75, 1.75]], [4.0])
     """
     check = Checker("merge_states")
+    if not checked and (backend := backend_of(check, out_a=out_a)) != "numpy":
+        return kernel.merge_states(out_a, lse_a, out_b, lse_b, backend=backend, out=out, checked=False)
     backend = backend_of(check, out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     on_device = backend != "numpy"
     check.array("out_a", out_a, out_a.shape, FLOATS if on_device else FLOATS_AND_F64, contiguous=on_device)
@@ -335,14 +346,18 @@ def _check_lengths(tree: DraftTree | Visibility, kv: PagedKV) -> None:
         raise ArgumentError(
             f"tree_attention: `tree.num_nodes` is {tree.num_nodes.tolist()}, expected values in 0..{capacity}"
         )
-    if (kv.context_lens < 0).any():
-        raise ArgumentError(f"tree_attention: `kv.context_lens` is {kv.context_lens.tolist()}, expected values >= 0")
+    active = tree.num_nodes > 0
+    if (active & ((kv.context_lens < 0) | (kv.context_lens > kv.max_context))).any():
+        raise ArgumentError(
+            f"tree_attention: `kv.context_lens` is {kv.context_lens.tolist()}, expected values in 0..{kv.max_context}, "
+            f"which is `kv.max_context`"
+        )
 
 
 def _check_out(check: Checker, like: Array, out: tuple[Array, Array]) -> None:
     """Check the arrays a kernel is to write (out, lse) into."""
-    if len(out) != 2:
-        raise ShapeError(f"{check.function}: `out` holds {len(out)} arrays, expected 2: out, lse")
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        raise ShapeError(f"{check.function}: `out` is {type(out).__name__}, expected a tuple of 2 arrays: out, lse")
     check.backend(like=like, **{"out.out": out[0], "out.lse": out[1]})
     check.array("out.out", out[0], like.shape, (like.dtype.name,), contiguous=True, writable=True)
     check.array("out.lse", out[1], like.shape[:-1], ("float32",), contiguous=True, writable=True)

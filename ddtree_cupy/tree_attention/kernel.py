@@ -21,6 +21,7 @@ Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
 AUTOMATIC = ("v2_split_kv", "v1_three_phase")  # in this order; v3_mma joins once its present form has run on a GPU
 MOST_WIDTH = 1024  # of C and of R: a float32 sum runs over at most this many terms
+MOST_GRID = 65_535  # blocks along the second and third axis of a CUDA grid
 
 # the constants of v2_split_kv.cu
 _LEAST_KEYS, _MOST_KEYS, _BLOCKS_WANTED = 256, 32768, 256
@@ -80,7 +81,10 @@ def scratch_bytes(variant: str, call: Call) -> int:
     return workspace_bytes(scratch_sizes(choose_variant(variant, call), call))
 
 
-def _width_refusal(call: Call) -> str:
+def _size_refusal(call: Call) -> str:
+    batch, capacity = call.q_nope.shape[:2]
+    if max(batch, capacity) > MOST_GRID:
+        return f"takes at most {MOST_GRID} requests of {MOST_GRID} nodes, got {batch} of {capacity}"
     if all(size % 16 == 0 and 0 < size <= MOST_WIDTH for size in call.head_sizes):
         return ""
     sizes = "{} and {}".format(*call.head_sizes)
@@ -94,12 +98,12 @@ def _shared_refusal(needed: int, what: str, backend: str) -> str:
 
 def _v1_refusal(call: Call) -> str:
     needed = specs.v1_shared_bytes(sum(call.head_sizes), call.most_keys)
-    return _width_refusal(call) or _shared_refusal(needed, f"keeps {call.most_keys} scores in", call.backend)
+    return _size_refusal(call) or _shared_refusal(needed, f"keeps {call.most_keys} scores in", call.backend)
 
 
 def _v2_refusal(call: Call) -> str:
     needed = specs.v2_shared_bytes(call.dtype, sum(call.head_sizes))
-    return _width_refusal(call) or _shared_refusal(needed, "needs", call.backend)
+    return _size_refusal(call) or _shared_refusal(needed, "needs", call.backend)
 
 
 def _run_v1(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool) -> None:
@@ -155,22 +159,36 @@ def _v2_geometry(rows: int, most_keys: int, rows_per_block: int) -> tuple[int, i
 
 
 def merge_states(
-    out_a: Array, lse_a: Array, out_b: Array, lse_b: Array, *, backend: str, out: tuple[Array, Array] | None = None
+    out_a: Array,
+    lse_a: Array,
+    out_b: Array,
+    lse_b: Array,
+    *,
+    backend: str,
+    out: tuple[Array, Array] | None = None,
+    checked: bool = True,
 ) -> tuple[Array, Array]:
     """Launch merge_states over any leading axes; `api.merge_states`."""
     require_given("merge_states", backend, out=out)
     if out is None:
         out = empty(backend, out_a.shape, out_a.dtype), empty(backend, lse_a.shape, np.float32)
     args = (out_a, lse_a, out_b, lse_b, *out, lse_a.size, out_a.shape[-1])
-    get_kernel(specs.merge_spec(out_a.dtype.name), backend)((-(-lse_a.size // 4),), (128,), args)
+    get_kernel(specs.merge_spec(out_a.dtype.name), backend)((-(-lse_a.size // 4),), (128,), args, checked=checked)
     return out
 
 
-def write_kv(kv: PagedKV, ckv_rows: Array, kpe_rows: Array, *, num_rows: int | Array, backend: str) -> None:
+def write_kv(
+    kv: PagedKV,
+    ckv_rows: Array,
+    kpe_rows: Array,
+    *,
+    num_rows: int | Array,
+    backend: str,
+    checked: bool = True,
+) -> None:
     """Launch write_kv; `api.write_kv`."""
     batch, capacity, head_dim_ckv = ckv_rows.shape
-    of_each = None if isinstance(num_rows, int) else num_rows
-    of_all = num_rows if isinstance(num_rows, int) else 0
+    of_each, of_all = (None, int(num_rows)) if isinstance(num_rows, int | np.integer) else (num_rows, 0)
     num_pages, page_size, _ = kv.ckv.shape
     pairs = ((ckv_rows, kpe_rows), (kv.ckv, kv.kpe))
     strides = [array.strides[axis] // array.dtype.itemsize for pair in pairs for array in pair for axis in (0, 1)]
@@ -182,4 +200,5 @@ def write_kv(kv: PagedKV, ckv_rows: Array, kpe_rows: Array, *, num_rows: int | A
             *(capacity, head_dim_ckv, kpe_rows.shape[-1], num_pages, page_size, kv.page_table.shape[1], of_all),
             *strides,
         ),
+        checked=checked,
     )

@@ -26,7 +26,6 @@ Sizes = dict[str, tuple[tuple[int, ...], Any]]
 HEAD_SIZES = ((512, 64), (64, 16))
 STATIC_SHARED_BYTES = 512  # the Piece
 TILE_ROWS, FOLD_KEYS = 64, 16_384  # constants of v3_schedule.cuh and v3_tile.cuh
-SPLIT_MULTIPLE = 32  # of keys: the larger key tile
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,9 @@ def scratch_sizes(call: Call) -> Sizes:
     if call.split_keys is not None:
         slices = -(-call.most_keys // call.split_keys)
         slots = batch * -(-capacity * num_heads // TILE_ROWS) * slices if slices > 1 else 0
-    carries = blocks if call.most_keys > FOLD_KEYS else 0
+    config = choose_config(call)
+    assert config is not None, "refusal() was asked first"
+    carries = blocks if -(-call.most_keys // config.keys) * config.keys >= FOLD_KEYS else 0  # whole tiles are folded
     return {
         "partial_out": ((slots, TILE_ROWS, head_dim_ckv), np.float32),
         "partial_score": ((slots, TILE_ROWS), np.float32),

@@ -115,7 +115,8 @@ def merge_states(
     lse_a, lse_b = lse_a.astype(dtype), lse_b.astype(dtype)
     largest = np.maximum(lse_a, lse_b)
     shift = np.where(largest == -np.inf, 0, largest)
-    weight_a, weight_b = np.exp(lse_a - shift), np.exp(lse_b - shift)
+    with np.errstate(over="ignore"):  # a difference of -inf is right: its weight is 0
+        weight_a, weight_b = np.exp(lse_a - shift), np.exp(lse_b - shift)
     total = weight_a + weight_b
     # an empty side counts for nothing, whatever its `out` holds: the other side stays bit for bit
     empty_a, empty_b = (weight_a == 0)[..., None], (weight_b == 0)[..., None]

@@ -52,8 +52,10 @@ def check_candidates(check: Checker, candidates: Candidates, checked: bool) -> t
     return backend, batched
 
 
-def reject_non_finite(check: Checker, draft_logits: Array) -> None:
+def reject_non_finite(check: Checker, draft_logits: Array, active: Array | bool = True) -> None:
+    """Refuse NaN and +inf in the requests that are `active`, shape (B,)."""
     bad = np.isnan(draft_logits) | (draft_logits == np.inf)
+    bad &= np.reshape(active, (-1, 1, 1)[-draft_logits.ndim :])
     if bad.any():
         where = [int(i) for i in np.argwhere(bad)[0]]
         raise ArgumentError(
@@ -125,7 +127,9 @@ def options_of(
 def children_of(check: Checker, max_children: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
     if max_children is None:
         return None
-    if isinstance(max_children, Sequence | np.ndarray) and not isinstance(max_children, str):
+    if isinstance(max_children, np.ndarray):
+        max_children = max_children.tolist()
+    if isinstance(max_children, Sequence) and not isinstance(max_children, str):
         return tuple(check.integer("max_children", limit, low=0) for limit in max_children)
     return check.integer("max_children", max_children, low=0)
 

@@ -323,7 +323,7 @@ def build_tree(
     if backend == "numpy":
         budgets, roots = values_of(check, batch, budget=budget, root_token_ids=roots)
         if check_finite:
-            reject_non_finite(check, draft_logits)
+            reject_non_finite(check, draft_logits, roots >= 0)  # an inactive request is not read
         candidates = reference.top_candidates(logits, k)
         tree = reference.best_first_tree(
             candidates, budgets=budgets, root_token_ids=roots, capacity=capacity, **options

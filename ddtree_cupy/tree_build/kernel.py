@@ -128,6 +128,8 @@ def build_tree(
 ) -> DraftTree:
     """Launch top_candidates with k candidates a depth, then best_first_tree with `options`."""
     batch, draft_len, vocab_size = draft_logits.shape
+    require_given("build_tree", backend, out=out)  # this and what else may be refused before the first launch
+    widths_of(options.get("max_children"), draft_len)
     scratch = Workspace("build_tree", backend, _build_sizes(batch, draft_len, vocab_size, k, capacity), workspace)
     candidates = top_candidates(
         draft_logits,
@@ -184,10 +186,7 @@ def best_first_tree(
             draft_len if max_depth is None else min(max_depth, draft_len),
             -np.inf if min_path_score is None else min_path_score,
             min(spine, capacity),
-            _widths(
-                max_children if max_children is None or isinstance(max_children, int) else tuple(max_children),
-                draft_len,
-            ),
+            widths_of(max_children, draft_len),
         ),
         shared_mem=0 if state.size else specs.state_bytes(num_nodes),
         checked=checked,
@@ -220,6 +219,12 @@ def _empty_topology(backend: str, batch: int, num_nodes: int) -> Topology:
     depths, first_child, next_sibling = (empty(backend, (batch, num_nodes), np.int32) for _ in range(3))
     bits = empty(backend, (batch, num_nodes, words_per_row(num_nodes)), np.uint32)
     return Topology(depths, first_child, next_sibling, bits)
+
+
+def widths_of(max_children: int | Sequence[int] | None, draft_len: int) -> Array:
+    """Return the kernel's form of `max_children`; UnsupportedError when it has too many entries."""
+    hashable = max_children is None or isinstance(max_children, int)
+    return _widths(max_children if hashable else tuple(max_children), draft_len)
 
 
 @lru_cache(64)
