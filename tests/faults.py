@@ -18,7 +18,7 @@ class Fault:
     caught_by: str
 
 
-V1, V2 = "tree_attention/v1_three_phase.cu", "tree_attention/v2_split_kv.cu"
+V1, V2, V3 = (f"tree_attention/{name}" for name in ("v1_three_phase.cu", "v2_split_kv.cu", "v3_mma.cu"))
 TESTS = "tests/tree_attention/test_kernels.py"
 
 FAULTS = {
@@ -70,6 +70,24 @@ FAULTS = {
         "    __syncwarp();\n\n    // the tile's weighted values",
         "\n    // the tile's weighted values",
         f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
+    ),
+    "tile read before its copy ends": Fault(
+        V3,
+        "copy_async_wait<STAGES - 3>();",
+        "copy_async_wait<STAGES - 1>();",
+        f"{TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
+    ),
+    "lost fold": Fault(
+        V3,
+        "if (folds) fold(done == FOLD_KEYS / KEYS, false);",
+        "",
+        f"{TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
+    ),
+    "missing group barrier": Fault(
+        V3,
+        "      named_barrier(1 + group(), 128);  // Y\n",
+        "",
+        f"{TESTS}::test_v3_folds_whatever_the_largest_context_is",
     ),
 }
 

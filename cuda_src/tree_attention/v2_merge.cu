@@ -4,8 +4,8 @@
 // Letters    as v2_split_kv.cu
 // Inputs     page_table, context_lens, num_nodes as there; partial_out float32[B, region, C], partial_score
 //            float32[B, region], row split * rows + row
-// Outputs    out T[B, N, H, C], lse float32[B, N, H]: rows of several slices; 0 and -inf for rows of padding nodes. Rows
-//            of one slice are left as v2_split_kv.cu wrote them
+// Outputs    out T[B, N, H, C], lse float32[B, N, H]: rows of several slices; 0 and -inf for rows of padding nodes.
+//            Rows of one slice are left as v2_split_kv.cu wrote them
 // Work       grid (ceil(N * H / 4), B), block 128; a warp owns one row
 // Numerics   float32, slices in the order of their keys; empty slices have weight 0
 // Requires   the same launch sizes as v2_split_kv.cu, which ran before on the same stream

@@ -94,7 +94,8 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
     if (C / 8 % LOADERS != 0 && part < C / 8 % LOADERS)
       copy_async_16(at + 16 * (C / 8 / LOADERS * LOADERS), of_ckv + 8 * (C / 8 / LOADERS * LOADERS), true);
 #pragma unroll
-    for (int i = 0; i < R / 8 / LOADERS; ++i) copy_async_16(at + 2 * C + 16 * LOADERS * i, of_kpe + 8 * LOADERS * i, true);
+    for (int i = 0; i < R / 8 / LOADERS; ++i)
+      copy_async_16(at + 2 * C + 16 * LOADERS * i, of_kpe + 8 * LOADERS * i, true);
     if (R / 8 % LOADERS != 0 && part < R / 8 % LOADERS)
       copy_async_16(at + 2 * C + 16 * (R / 8 / LOADERS * LOADERS), of_kpe + 8 * (R / 8 / LOADERS * LOADERS), true);
     if ((tile + 2) * KEYS <= piece.plain_keys)

@@ -2,8 +2,9 @@
 //
 // A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles. Without split_keys all (row tile, key tile)
 // units of all requests form one line, cut into equal pieces, one a block (stream-K): any number of SMs is filled and
-// ragged batches balance. A few blocks stay idle where that lets pieces end with row tiles: fewer partial results. With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request
-// never depend on its neighbours; blocks then take units in turn.
+// ragged batches balance. A few blocks stay idle where that lets pieces end with row tiles: fewer partial results.
+// With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request never depend on its
+// neighbours; blocks then take units in turn.
 //
 // Letters    B requests, N nodes, H heads; G blocks of the grid
 // Requires   nothing: lengths are clamped by host-known sizes in key_range

@@ -107,22 +107,23 @@ def prepare_commit(batch: int) -> Prepared:
     kv = PagedKV(pool[..., :HEAD_DIM_CKV], pool[..., HEAD_DIM_CKV:], cupy.asarray(table), cupy.asarray(lens))
     tree, on_device = to_device(host_tree), cupy.asarray(targets)
     result = accept(tree, on_device)
-    before = cupy.asnumpy(pool)
-    commit_kv(kv, result)
-    after = cupy.asnumpy(pool)
+    kv_lens = cupy.empty_like(kv.context_lens)
+    before = pool.copy()
 
     def run() -> None:
         accept(tree, on_device, out=result)
         commit_kv(kv, result, out=kv_lens)
 
-    kv_lens = cupy.empty_like(kv.context_lens)
-
     def gate() -> None:
+        pool[...] = before  # a second run moves rows that the first has moved
+        run()
         wanted = accept_reference.accept(host_tree, targets)
         assert_identical(result, wanted)
-        host = PagedKV(before[..., :HEAD_DIM_CKV], before[..., HEAD_DIM_CKV:], table, lens)
-        accept_reference.commit_kv([host], wanted)
-        assert_identical(after, before)
+        expected = cupy.asnumpy(before)
+        host = PagedKV(expected[..., :HEAD_DIM_CKV], expected[..., HEAD_DIM_CKV:], table, lens)
+        (moved,) = accept_reference.commit_kv([host], wanted)
+        assert_identical(pool, expected)
+        assert_identical(kv_lens, moved.context_lens)
 
     return Prepared(run, gate)
 

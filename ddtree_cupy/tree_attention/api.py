@@ -173,7 +173,7 @@ def tree_attention(
     if backend == "numpy":
         if variant not in ("auto", "reference"):
             raise UnsupportedError(
-                f"tree_attention: variant {variant!r} is unknown for NumPy; supported: auto, reference"
+                f"tree_attention: `variant` is {variant!r}, expected for NumPy one of: auto, reference"
             )
         _check_lengths(tree, kv)
         result = reference.tree_attention(tree, q_nope, q_pe, kv, sm_scale=float(sm_scale), keys=keys)

@@ -23,7 +23,7 @@ AUTOMATIC = ("v2_split_kv", "v1_three_phase")  # in this order; v3_mma joins onc
 MOST_WIDTH = 1024  # of C and of R: a float32 sum runs over at most this many terms
 MOST_GRID = 65_535  # blocks along the second and third axis of a CUDA grid
 
-# the constants of v2_split_kv.cu
+# the constants of v2_slices.cuh
 _LEAST_KEYS, _MOST_KEYS, _BLOCKS_WANTED = 256, 32768, 256
 
 
@@ -55,7 +55,7 @@ def choose_variant(variant: str, call: Call) -> str:
         raise UnsupportedError(f"tree_attention: no version fits: {listed}")
     if variant not in refusals:
         listed = ", ".join(sorted(refusals))
-        raise UnsupportedError(f"tree_attention: variant {variant!r} is unknown; supported: auto, {listed}")
+        raise UnsupportedError(f"tree_attention: `variant` is {variant!r}, expected one of: auto, {listed}")
     reason = refusals[variant](call)
     if reason:
         raise UnsupportedError(f"tree_attention: {variant} {reason}; variant='auto' picks one that fits")

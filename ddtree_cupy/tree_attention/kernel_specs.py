@@ -8,7 +8,7 @@ CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 KEYS = {"all": 0, "context": 1, "tree": 2}
 STATIC_SHARED_BYTES = 1024  # room for the kernels' own small arrays
 
-WARPS, _TILE = 4, 32  # constants of v2_split_kv.cu
+WARPS, _TILE = 4, 32  # constants of v2_slices.cuh
 
 
 def strides_of(*names: str) -> tuple[Arg, ...]:

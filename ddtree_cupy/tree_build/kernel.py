@@ -223,8 +223,9 @@ def _empty_topology(backend: str, batch: int, num_nodes: int) -> Topology:
 
 def widths_of(max_children: int | Sequence[int] | None, draft_len: int) -> Array:
     """Return the kernel's form of `max_children`; UnsupportedError when it has too many entries."""
-    hashable = max_children is None or isinstance(max_children, int)
-    return _widths(max_children if hashable else tuple(max_children), draft_len)
+    if max_children is not None and not isinstance(max_children, int):
+        max_children = tuple(max_children)
+    return _widths(max_children, draft_len)
 
 
 @lru_cache(64)

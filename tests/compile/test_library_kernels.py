@@ -1,9 +1,15 @@
 """Every kernel of the library compiles for every architecture, within the limits kept beside its spec."""
 
+import re
+
 import pytest
 
 import ddtree_cupy  # noqa: F401  (registers the specs)
-from ddtree_cupy._compile import nvrtc, registered_specs, resources, signature
+from ddtree_cupy._compile import nvrtc, registered_specs, resources, signature, source_root
+from ddtree_cupy.tree_attention import kernel as attention
+from ddtree_cupy.tree_attention import kernel_mma as mma
+from ddtree_cupy.tree_attention import kernel_specs as attention_specs
+from ddtree_cupy.tree_build import kernel_specs as build_specs
 
 WORKS, REASON = nvrtc.available()
 
@@ -21,8 +27,6 @@ def test_argument_table_is_the_kernels_signature(spec):
 
 
 def test_every_source_has_a_registered_kernel():
-    from ddtree_cupy._compile import source_root
-
     sources = {
         f"{folder.name}/{file.name}"
         for folder in source_root().iterdir()
@@ -31,3 +35,39 @@ def test_every_source_has_a_registered_kernel():
     }
     kernels = {name for name in sources if name.endswith(".cu")}
     assert kernels == {spec.source for spec in registered_specs()}
+
+
+V2, V3 = "tree_attention/v2_slices.cuh", "tree_attention/v3_layout.cuh"
+CONSTANTS = [
+    (V2, "WARPS", attention_specs.WARPS),
+    (V2, "TILE", attention_specs._TILE),
+    (V2, "LEAST_KEYS", attention._LEAST_KEYS),
+    (V2, "MOST_KEYS", attention._MOST_KEYS),
+    (V2, "BLOCKS_WANTED", attention._BLOCKS_WANTED),
+    (V3, "FOLD_KEYS", mma.FOLD_KEYS),
+    ("tree_attention/v3_schedule.cuh", "TILE_ROWS", mma.TILE_ROWS),
+    *(("common/visibility.cuh", f"KEYS_{name.upper()}", value) for name, value in attention_specs.KEYS.items()),
+    ("tree_build/best_first.cu", "WIDTHS", build_specs.WIDTHS),
+    ("tree_build/top_candidates.cu", "ITEMS", build_specs.ITEMS),
+    ("tree_build/topology.cu", "WARPS", build_specs.NODES_PER_BLOCK),
+    *(("common/ordered.cuh", f"SILENT_BITS<{build_specs.CTYPES[d]}>", v) for d, v in build_specs.SILENT_BITS.items()),
+]
+
+
+@pytest.mark.parametrize(("source", "name", "value"), CONSTANTS)
+def test_constants_are_those_of_the_sources(source, name, value):
+    """The launcher sizes grids and scratch by them; a kernel with other ones would write past the end."""
+    text = (source_root() / source).read_text()
+    constants = dict(re.findall(r"constexpr int ([\w<>]+) = ([^;]+);", text))
+    written = constants.get(name, constants.get(name.removesuffix("<float>")))
+    assert written is not None
+    for other, number in constants.items():
+        written = re.sub(rf"\b{re.escape(other)}\b", number, written)
+    assert eval(written, {"__builtins__": {}}) == value
+
+
+@pytest.mark.parametrize("path", sorted(source_root().rglob("*.cu*")), ids=lambda path: path.name)
+def test_sources_are_of_readable_size(path):
+    lines = path.read_text().splitlines()
+    assert max(map(len, lines)) <= 120
+    assert len(lines) < 280

@@ -40,7 +40,7 @@ ALLOWED = {
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
     "__init__": CONTAINERS | set(OPS),
     "decode": API,
-    "explore": API,
+    "explore": API | {"decode"},
     "testing": API,
     "viz": CONTAINERS,
     "interop": CONTAINERS,

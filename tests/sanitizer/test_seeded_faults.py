@@ -25,6 +25,7 @@ def test_suite_catches_planted_fault(name):
     found = run_tests(FAULTS[name].caught_by, PLANTED_FAULT=name, HYPOTHESIS_PROFILE="dev")
     assert found.returncode not in (0, 2, 3, 4, 5), found.stdout[-2000:] + found.stderr[-2000:]
     assert "the text to replace is gone" not in found.stdout
+    assert "CompileError" not in found.stdout  # a fault must run to be caught
 
 
 @pytest.mark.emulate

@@ -178,6 +178,19 @@ def test_emulated_commit_kv_is_identical_with_out_and_workspace():
     assert commit_kv_workspace_bytes(layers, PATHS) == 0  # NumPy
 
 
+@pytest.mark.emulate
+@pytest.mark.parametrize("given", [{}, {"out": np.zeros(2, np.int32)}], ids=["nothing", "no workspace"])
+def test_commit_kv_refuses_during_capture_before_it_moves_a_row(monkeypatch, given):
+    monkeypatch.setattr("ddtree_cupy._compile.memory.is_capturing", lambda backend: True)
+    kv = line(np.float32)
+    with (
+        emulate.active(),
+        unchanged(ckv=kv.ckv, kpe=kv.kpe, lens=kv.context_lens),
+        pytest.raises(ArgumentError, match=r"captures a CUDA graph, so pass `(out|workspace)="),
+    ):
+        commit_kv([kv, replace(kv, page_table=kv.page_table.copy())], PATHS, **given)
+
+
 def test_commit_kv_writes_lengths_into_out(backend):
     kv = line(np.float32)
     with unchanged(lens=kv.context_lens):

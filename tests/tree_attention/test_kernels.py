@@ -148,8 +148,30 @@ def test_versions_take_a_workspace_of_the_size_they_name(kernels, variant, split
     poisoned = kernels.put(np.full(size, 0xFF, np.uint8))
     options = {"sm_scale": case.sm_scale, "variant": variant, **split}
     assert_state(case, *kernels.get(kernels.run(tree_attention, *arguments, workspace=poisoned, **options)))
-    with pytest.raises(ArgumentError, match="workspace"):
+    with pytest.raises(ArgumentError, match="`workspace` has"):
         kernels.run(tree_attention, *arguments, workspace=poisoned[:-1], **options)
+    larger = kernels.put(np.zeros(2 * size + 1, np.uint8))
+    for refused, message in ((larger[1 : size + 1], "multiple of 16"), (larger[::2], "contiguous")):
+        with pytest.raises(LayoutError, match=message):
+            kernels.run(tree_attention, *arguments, workspace=refused, **options)
+
+
+@pytest.mark.emulate
+def test_a_workspace_must_be_writable():
+    case = tree_case(np.random.default_rng(4), [5], [600], heads=1, head_dims=(16, 16))
+    workspace = np.zeros(1 << 20, np.uint8)
+    workspace.flags.writeable = False
+    with emulate.active(), pytest.raises(LayoutError, match="`workspace` is read-only"):
+        tree_attention(*case.arguments, sm_scale=1.0, variant="v2_split_kv", workspace=workspace)
+
+
+@pytest.mark.emulate
+def test_grids_that_cuda_cannot_launch_are_refused():
+    tree = Visibility(np.zeros((1, 65_536, 2_048), np.uint32), np.zeros(1, np.int32))
+    q = np.zeros((1, 65_536, 1, 16), np.float32)
+    case = tree_case(np.random.default_rng(4), [1], [1], heads=1, head_dims=(16, 16))
+    with emulate.active(), pytest.raises(UnsupportedError, match="at most 65535 requests of 65535 nodes"):
+        tree_attention(tree, q, q, case.kv, sm_scale=1.0)
 
 
 @versions
@@ -189,6 +211,16 @@ def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
     sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}
     case = tree_case(np.random.default_rng(context), [3, 1], [context, 0], **sizes)
     assert_state(case, *attend(kernels, case, variant="v3_mma", **split))
+
+
+@pytest.mark.parametrize("context", [16_352, 16_353, 16_384, 16_385])
+@pytest.mark.parametrize("split", [16_384, 16_416, 32_768])
+def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
+    """The room for folded sums depends on the keys a block may meet: the context, the nodes, the slice."""
+    sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}
+    case = tree_case(np.random.default_rng(context), [40, 2], [context, 5], **sizes)
+    kv = replace(case.kv, max_context=context)
+    assert_state(case, *attend(kernels, case.with_values(kv=kv), variant="v3_mma", split_keys=split))
 
 
 def test_v3_takes_caches_that_are_not_aligned(kernels):
@@ -244,7 +276,7 @@ def test_tree_attention_rejects_what_no_kernel_takes(kernels):
     with pytest.raises(UnsupportedError, match="multiples of 16"):
         attend(kernels, case)
     case = tree_case(np.random.default_rng(7), [2], [3], head_dims=(16, 16))
-    with pytest.raises(UnsupportedError, match="supported: auto, v1_three_phase"):
+    with pytest.raises(UnsupportedError, match="expected one of: auto, v1_three_phase"):
         attend(kernels, case, variant="v9")
     bits = np.zeros((1, 2, 2), np.uint32)[..., ::2]
     with pytest.raises(LayoutError, match="visibility_bits"):
