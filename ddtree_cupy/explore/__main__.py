@@ -1,0 +1,107 @@
+"""`python -m ddtree_cupy.explore`: remake the shipped data, or compare the named policies."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ddtree_cupy.explore.costs import SHIPPED_COSTS, CostTable
+from ddtree_cupy.explore.policies import named_policies
+from ddtree_cupy.explore.recorder import record
+from ddtree_cupy.explore.speedup import tokens_per_pass
+from ddtree_cupy.explore.sweeps import sweep
+from ddtree_cupy.explore.traces import SHIPPED_TRACES, Traces
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default: those of the command line.
+    """
+    parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.explore", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    traces = commands.add_parser("record", help="record the bundled models on held-out text")
+    traces.add_argument("--prompts", type=int, default=24)
+    traces.add_argument("--positions", type=int, default=32, help="positions a prompt (default 32)")
+    traces.add_argument("--out", type=Path, default=SHIPPED_TRACES)
+    costs = commands.add_parser("costs", help="turn `python -m ddtree_cupy.bench tree_attention --json` into a table")
+    costs.add_argument("report", type=Path, help="its output")
+    costs.add_argument("--variant", required=True)
+    costs.add_argument("--out", type=Path, default=SHIPPED_COSTS)
+    compare = commands.add_parser("policies", help="tokens per pass of every named policy")
+    compare.add_argument("traces", type=Path, nargs="?", default=SHIPPED_TRACES)
+    compare.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args(arguments)
+    if options.command == "record":
+        print(record_tiny(options.prompts, options.positions, options.out))
+    elif options.command == "costs":
+        CostTable.from_bench(json.loads(options.report.read_text()), options.variant).save(options.out)
+    else:
+        print(policy_table(Traces.load(options.traces), options.workers))
+    return 0
+
+
+def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
+    """Record the bundled models, float64, greedy, on held-out prompts whose text does not become periodic.
+
+    Parameters
+    ----------
+    num_prompts, num_positions : int
+    out : path
+    """
+    from ddtree_cupy.decode.evaluate import PROMPT_BYTES, heldout_prompts, is_periodic
+    from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_text
+
+    target, drafter = TinyTarget.load(dtype=np.float64), TinyDrafter.load(dtype=np.float64)
+    places = heldout_prompts(num_prompts)
+    traces = record(
+        target,
+        drafter,
+        [np.frombuffer(heldout_text(file)[offset - PROMPT_BYTES : offset], np.uint8) for file, offset in places],
+        num_positions=num_positions,
+        names=[f"{file}:{offset}" for file, offset in places],
+        about={
+            "target": "ddtree_cupy.decode.tiny.TinyTarget, float64",
+            "drafter": "ddtree_cupy.decode.tiny.TinyDrafter, float64",
+            "text": f"the {PROMPT_BYTES} bytes of the held-out file before the offset",
+            "command": f"python -m ddtree_cupy.explore record --prompts {num_prompts} --positions {num_positions}",
+        },
+    )
+    if num_positions >= 32:  # shorter texts do not show a period
+        texts = [bytes(traces.continuations[traces.prompt(q), 0].astype(np.uint8)) for q in range(num_prompts)]
+        traces = traces.select([q for q, text in enumerate(texts) if not is_periodic(text)])
+    traces.save(out)
+    return traces
+
+
+def policy_table(traces: Traces, workers: int) -> str:
+    """Return one line a named policy: tokens per pass, its 95 % interval, mean nodes besides the root.
+
+    Parameters
+    ----------
+    traces : Traces
+    workers : int
+    """
+    policies = named_policies().values()
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as executor:
+            results = sweep(traces, policies, executor=executor)
+    else:
+        results = sweep(traces, policies)
+    lines = [f"{traces}", f"{'policy':<34}{'tokens a pass':>14}{'95 %':>16}{'nodes':>8}"]
+    for result in results:
+        value, low, high = tokens_per_pass(result)
+        interval = f"{low:.2f} - {high:.2f}"
+        lines.append(f"{result.policy:<34}{value:>14.2f}{interval:>16}{result.num_nodes.mean() - 1:>8.1f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Fixed trees: the same ranks at every position, Medusa's form."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.tree_build import best_first_tree
+
+__all__ = ["MEDUSA_63", "FixedTree"]
+
+Array = Any
+
+# The 63 choices that Medusa (github.com/FasterDecoding/Medusa, arXiv 2401.10774) calls mc_sim_7b_63: the children of
+# each inner node are its first ranks, so the numbers of children say everything.
+_MEDUSA_CHILDREN: dict[tuple[int, ...], int] = {
+    (): 10,
+    (0,): 10,
+    (1,): 7,
+    (2,): 3,
+    (3,): 2,
+    **{(rank,): 1 for rank in range(4, 10)},
+    (0, 0): 10,
+    (0, 1): 3,
+    (0, 2): 2,
+    **{(0, rank): 1 for rank in range(3, 8)},
+    (1, 0): 2,
+    (2, 0): 1,
+    (0, 0, 0): 2,
+}
+MEDUSA_63 = tuple((*parent, rank) for parent, count in _MEDUSA_CHILDREN.items() for rank in range(count))
+
+
+@dataclass(frozen=True)
+class FixedTree:
+    """The same ranks at every position, whatever the drafter's probabilities: Medusa's form.
+
+    Attributes
+    ----------
+    choices : tuple of tuples of int
+        Each node's path of ranks from the root, as in Medusa; every prefix of a choice is a choice.
+    label : str
+        Replaces the name.
+
+    Examples
+    --------
+    >>> FixedTree.from_widths((2, 1)).choices
+    ((0,), (1,), (0, 0), (1, 0))
+    """
+
+    choices: tuple[tuple[int, ...], ...]
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted((tuple(map(int, path)) for path in self.choices), key=lambda path: (len(path), path)))
+        known = {(), *ordered}
+        if len(known) != len(ordered) + 1 or any(path[:-1] not in known or min(path) < 0 for path in ordered):
+            raise ArgumentError(
+                "FixedTree: `choices` must be distinct paths of ranks >= 0 that include every prefix of each"
+            )
+        object.__setattr__(self, "choices", ordered)
+
+    @property
+    def name(self) -> str:
+        """`label`, or the number of nodes."""
+        return self.label or f"fixed {len(self.choices)}"
+
+    @classmethod
+    def from_widths(cls, widths: Sequence[int], label: str = "") -> Self:
+        """Return the full tree with widths[d] children for every node of depth d.
+
+        Parameters
+        ----------
+        widths : sequence of int
+        label : str
+        """
+        level: list[tuple[int, ...]] = [()]
+        choices: list[tuple[int, ...]] = []
+        for width in widths:
+            level = [(*path, rank) for path in level for rank in range(width)]
+            choices += level
+        return cls(tuple(choices), label or f"fixed {'x'.join(map(str, widths))}")
+
+    @classmethod
+    def fitted(cls, candidates: Candidates, budget: int) -> Self:
+        """Return the best fixed tree for these positions, if the draft marginals were right.
+
+        The mean probability of each rank at each depth replaces the position's own.
+
+        Parameters
+        ----------
+        candidates : Candidates
+            Batched; say, the `candidates` of traces.
+        budget : int
+        """
+        usable = np.isfinite(candidates.lse)
+        lse = np.where(usable, candidates.lse, 0.0)[..., None].astype(np.float64)
+        weights = np.where(usable[..., None], np.exp(candidates.logits - lse), 0.0).mean(0)
+        with np.errstate(divide="ignore"):
+            logits = np.log(weights)
+        ranks = np.where(logits > -np.inf, np.arange(logits.shape[1], dtype=np.int32), np.int32(-1))
+        mean = Candidates(ranks.astype(np.int32), logits, np.zeros(len(logits)))
+        tree = best_first_tree(mean, budget=budget, root_token_ids=0)
+        paths: list[tuple[int, ...]] = [()]
+        for rank, parent in zip(tree.token_ids[1 : tree.num_nodes], tree.parents[1 : tree.num_nodes], strict=True):
+            paths.append((*paths[parent], int(rank)))
+        return cls(tuple(paths[1:]), f"fitted {budget}")
+
+    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
+        """Return one tree a request; nodes deeper than the draft or without a candidate are left out.
+
+        Parameters
+        ----------
+        candidates, root_token_ids
+            As in `Policy.build`.
+        """
+        batch, draft_len, width = candidates.token_ids.shape
+        paths = [path for path in self.choices if len(path) <= draft_len]
+        highest = max((path[-1] for path in paths), default=-1)
+        if highest >= width:
+            raise ArgumentError(f"{self.name}: rank {highest} is used, but `candidates` hold {width} a depth")
+        index = {path: node for node, path in enumerate([(), *paths])}
+        parents = np.array([-1, *(index[path[:-1]] for path in paths)], np.int32)
+        token_ids = np.empty((batch, len(index)), np.int32)
+        token_ids[:, 0] = root_token_ids
+        for node, path in enumerate(paths, 1):
+            token_ids[:, node] = candidates.token_ids[:, len(path) - 1, path[-1]]
+        if (token_ids >= 0).all():
+            return DraftTree.from_parents(token_ids, np.broadcast_to(parents, token_ids.shape).copy())
+        return DraftTree.from_parents(*_without_missing(token_ids, parents))
+
+
+def _without_missing(token_ids: npt.NDArray[np.int32], parents: npt.NDArray[np.int32]) -> tuple[Array, Array]:
+    """Drop nodes without a token, and what hangs below them; kept nodes move up, padding goes to the end."""
+    tokens, links = np.full_like(token_ids, -1), np.full_like(token_ids, -1)
+    for row, found in enumerate(token_ids):
+        place = {-1: -1}
+        for node, parent in enumerate(parents.tolist()):
+            if found[node] >= 0 and parent in place:
+                place[node] = len(place) - 1
+                tokens[row, place[node]], links[row, place[node]] = found[node], place[parent]
+    return tokens, links

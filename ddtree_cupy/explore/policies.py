@@ -1,0 +1,247 @@
+"""Tree policies: from one position's candidates to the tree that is verified."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.explore.costs import LinearCost
+from ddtree_cupy.explore.fixed_tree import MEDUSA_63, FixedTree
+from ddtree_cupy.tree_build import best_first_tree, choose_budget
+
+__all__ = ["BestFirst", "CostAware", "EntropyBudget", "Policy", "chain", "named_policies"]
+
+Array = Any
+
+
+class Policy(Protocol):
+    """A rule that turns candidates into trees; anything with this method and a name can be replayed.
+
+    For sweeps over processes it must pickle: a class at module level, not a closure.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in tables and figures."""
+        ...
+
+    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
+        """Return one tree a request, batched.
+
+        Parameters
+        ----------
+        candidates : Candidates
+            Batched, (B, L, K).
+        root_token_ids : int32 array, shape (B,)
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BestFirst:
+    """The most probable prefixes under the draft marginals, with every limit that `best_first_tree` takes.
+
+    Attributes
+    ----------
+    budget : int
+        Nodes besides the root.
+    max_depth, max_children, min_path_score, spine
+        As in `best_first_tree`; per-depth `max_children` as a tuple.
+    label : str
+        Replaces the name.
+
+    Examples
+    --------
+    >>> BestFirst(32, max_children=2).name
+    'best-first 32, max_children 2'
+    """
+
+    budget: int
+    max_depth: int | None = None
+    max_children: int | tuple[int, ...] | None = None
+    min_path_score: float | None = None
+    spine: int = 0
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """`label`, or budget and limits."""
+        limits = ("max_depth", "max_children", "min_path_score", "spine")
+        given = [f"{limit} {getattr(self, limit)}" for limit in limits if getattr(self, limit) not in (None, 0)]
+        return self.label or ", ".join([f"best-first {self.budget}", *given])
+
+    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
+        """Return one tree a request; see `Policy.build`.
+
+        Parameters
+        ----------
+        candidates, root_token_ids
+        """
+        return self._build(candidates, root_token_ids, self.budget)
+
+    def _build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32], budget: Array) -> DraftTree:
+        return best_first_tree(
+            candidates,
+            budget=budget,
+            root_token_ids=root_token_ids,
+            capacity=self.budget,
+            max_depth=self.max_depth,
+            max_children=self.max_children,
+            min_path_score=self.min_path_score,
+            spine=self.spine,
+        )
+
+
+def chain(length: int) -> BestFirst:
+    """Return the policy of the flat chain: the most likely token of each of the first `length` depths.
+
+    Parameters
+    ----------
+    length : int
+        The draft length bounds it anyway.
+
+    Examples
+    --------
+    >>> chain(15).name
+    'chain 15'
+    """
+    return BestFirst(length, max_children=1, label=f"chain {length}")
+
+
+@dataclass(frozen=True)
+class EntropyBudget:
+    """Best-first, with a budget that rises with the drafter's doubt at this position.
+
+    The doubt is the mean entropy (nats) of the first `depths` draft rows; the budget rises linearly from `low` at 0
+    to `high` at `full` nats and stays there.
+
+    Attributes
+    ----------
+    low, high : int
+        Nodes besides the root.
+    full : float
+    depths : int
+
+    Notes
+    -----
+    Ranks that were not recorded count as one more symbol, so the entropy is a lower bound.
+    """
+
+    low: int
+    high: int
+    full: float = 2.0
+    depths: int = 4
+
+    @property
+    def name(self) -> str:
+        """Both ends of the budget."""
+        return f"entropy {self.low}..{self.high}"
+
+    def budgets(self, candidates: Candidates) -> npt.NDArray[np.int32]:
+        """Return the budget of each request.
+
+        Parameters
+        ----------
+        candidates : Candidates
+            Batched, (B, L, K).
+        """
+        logits = candidates.logits[:, : self.depths].astype(np.float64)
+        lse = candidates.lse[:, : self.depths, None].astype(np.float64)
+        scores = np.full_like(logits, -np.inf)
+        np.subtract(logits, lse, out=scores, where=logits > -np.inf)
+        weights = np.exp(scores)
+        rest = np.clip(1.0 - weights.sum(-1), 1e-300, None)
+        entropy = -(weights * np.where(weights > 0, scores, 0.0)).sum(-1) - rest * np.log(rest)
+        doubt = np.nan_to_num(entropy).mean(-1) if entropy.size else np.zeros(len(logits))
+        budgets: npt.NDArray[np.int32] = np.rint(
+            self.low + (self.high - self.low) * np.clip(doubt / self.full, 0.0, 1.0)
+        ).astype(np.int32)
+        return budgets
+
+    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
+        """Return one tree a request; see `Policy.build`.
+
+        Parameters
+        ----------
+        candidates, root_token_ids
+        """
+        budget = self.budgets(candidates)
+        return best_first_tree(candidates, budget=budget, root_token_ids=root_token_ids, capacity=self.high)
+
+
+@dataclass(frozen=True)
+class CostAware:
+    """Best-first, cut where expected tokens per cost are highest: `choose_budget` at every position.
+
+    Attributes
+    ----------
+    max_budget : int
+        Largest tree considered.
+    cost : callable
+        Cost of a pass over n nodes besides the root; a cost model of `explore`, or any function that pickles.
+    label : str
+        Replaces the name.
+
+    Notes
+    -----
+    Source: the surrogate of DDTree (arXiv 2604.12989) divided by the cost, as in cost-aware variants of it.
+    """
+
+    max_budget: int
+    cost: Callable[[int], float]
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """`label`, or the largest budget."""
+        return self.label or f"cost-aware {self.max_budget}"
+
+    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
+        """Return one tree a request; see `Policy.build`.
+
+        Parameters
+        ----------
+        candidates, root_token_ids
+        """
+        widest = BestFirst(self.max_budget)
+        tree = widest.build(candidates, root_token_ids)
+        costs = np.array([self.cost(nodes) for nodes in range(self.max_budget + 1)])
+        scores = tree.path_scores
+        assert scores is not None
+        budgets = np.array([choose_budget(row, costs) for row in scores], np.int32)
+        return widest._build(candidates, root_token_ids, budgets)
+
+
+def named_policies() -> dict[str, Policy]:
+    """Return ready-made policies of at most 64 nodes besides the root, by name.
+
+    Examples
+    --------
+    >>> len(named_policies())
+    14
+    """
+    policies: list[Policy] = [
+        chain(8),
+        chain(15),
+        BestFirst(16),
+        BestFirst(32),
+        BestFirst(64),
+        BestFirst(64, spine=8),
+        BestFirst(64, max_children=2),
+        BestFirst(64, max_depth=8),
+        BestFirst(64, min_path_score=math.log(0.01), label="best-first 64, p >= 0.01"),
+        EntropyBudget(8, 64),
+        CostAware(64, LinearCost(fixed_us=40.0, per_node_us=1.0), label="cost-aware 64, 40 + n"),
+        FixedTree(MEDUSA_63, "Medusa 63"),
+        FixedTree.from_widths((4, 2, 2, 1)),
+        FixedTree.from_widths((1,) * 4 + (2,) * 3, "fixed 4-chain, then binary"),
+    ]
+    return {policy.name: policy for policy in policies}

@@ -1,0 +1,197 @@
+"""The recorder: decode a prompt one token at a time and keep what the drafter would have proposed at each."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.explore._progress import with_progress
+from ddtree_cupy.explore.traces import Traces
+from ddtree_cupy.tree_accept import commit_kv, greedy_targets, sample_targets
+from ddtree_cupy.tree_build import best_first_tree, top_candidates
+
+__all__ = ["record"]
+
+Array = Any
+
+PREFILL_NODES = 128  # prompt tokens a prefill pass takes
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What is the same for all prompts."""
+
+    target: Any
+    drafter: Any
+    num_positions: int
+    ranks: int
+    temperature: float
+    seed: int
+
+
+def record(
+    target: Any,
+    drafter: Any,
+    prompts: Sequence[npt.ArrayLike],
+    *,
+    num_positions: int,
+    max_budget: int = 256,
+    width: int = 64,
+    temperature: float = 0.0,
+    seed: int = 0,
+    names: Sequence[str] | None = None,
+    about: dict[str, str] | None = None,
+    progress: bool = True,
+) -> Traces:
+    """Record traces of your own models: drafts and the target's own tokens at every position.
+
+    Parameters
+    ----------
+    target, drafter
+        As the protocols `decode.Target` and `decode.Drafter` ask; NumPy or CuPy.
+    prompts : sequence of integer array_like, each of shape (n,)
+        At least one token each. Each is continued on its own.
+    num_positions : int
+        Positions a prompt. The target decodes L more tokens, so that no round outruns its continuation.
+    max_budget : int
+        Replays of best-first trees up to this budget are exact.
+    width : int
+        Ranks to keep of each draft row, at least. Widened (and `about` says so) where a best-first tree of
+        `max_budget` nodes would use the last rank; never more than the vocabulary.
+    temperature, seed
+        As in `decode.generate`: 0 takes the most likely token, above 0 one uniform draw a text position. A live run
+        with the same temperature and seed has the same draws.
+    names : sequence of str, optional
+        One a prompt.
+    about : dict of str to str, optional
+        Kept with the traces: models, dtype, text, date.
+    progress : bool
+        Show a bar on a terminal, when tqdm is installed.
+
+    Returns
+    -------
+    Traces
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
+
+    Notes
+    -----
+    The drafter's state at a position depends on the committed text alone, so one pass over the text serves every
+    policy. Logits are rounded to float32 before ranks are taken.
+    """
+    check = Checker("record")
+    num_positions = check.integer("num_positions", num_positions, low=1)
+    max_budget = check.integer("max_budget", max_budget, low=1)
+    width = check.integer("width", width, low=1)
+    temperature = check.real("temperature", temperature)
+    if temperature < 0:
+        raise ArgumentError(f"record: `temperature` is {temperature}, expected 0 (greedy) or more")
+    texts = [_tokens(index, prompt, target.vocab_size) for index, prompt in enumerate(prompts)]
+    if not texts:
+        raise ArgumentError("record: `prompts` is empty, expected at least one prompt")
+    labels = tuple(names) if names is not None else tuple(f"prompt {index}" for index in range(len(texts)))
+    if len(labels) != len(texts):
+        raise ArgumentError(f"record: `names` has {len(labels)} entries for {len(texts)} prompts")
+
+    # no tree of max_budget nodes can use rank max_budget, whatever its limits
+    settings = _Settings(target, drafter, num_positions, max(max_budget + 1, width), temperature, seed)
+    parts = [_Text(settings, text) for text in with_progress(texts, len(texts), "record", "prompt", progress)]
+    candidates = Candidates(
+        *(np.stack(arrays) for arrays in zip(*(row for part in parts for row in part.rows), strict=True))
+    )
+    roots = np.concatenate([part.tokens[:num_positions] for part in parts])
+    needed = 1 + _highest_rank(candidates, max_budget) + 1
+    kept = min(max(width, needed), int(target.vocab_size))
+    notes = {"temperature": str(temperature), "seed": str(seed), **(about or {})}
+    if kept > width:
+        notes["width"] = f"{width} ranks widened to {kept} for trees of {max_budget} nodes"
+    return Traces(
+        candidates=Candidates(candidates.token_ids[..., :kept], candidates.logits[..., :kept], candidates.lse),
+        root_token_ids=roots,
+        continuations=np.concatenate([part.continuations for part in parts]),
+        context_lens=np.concatenate([text.size - 1 + np.arange(num_positions) for text in texts]).astype(np.int32),
+        prompt_starts=np.arange(0, num_positions * len(texts) + 1, num_positions, dtype=np.int32),
+        prompt_names=labels,
+        vocab_size=int(target.vocab_size),
+        max_budget=max_budget,
+        about=notes,
+    ).validate()
+
+
+def _tokens(index: int, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
+    tokens = np.asarray(prompt)
+    if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"record: `prompts[{index}]` has shape {tokens.shape} and dtype {tokens.dtype}, "
+            f"expected (n,) integers, n >= 1"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ArgumentError(f"record: `prompts[{index}]` leaves 0..{vocab_size - 1}")
+    return tokens.astype(np.int32)
+
+
+def _highest_rank(candidates: Candidates, budget: int) -> int:
+    """Return the highest rank that any best-first tree of `budget` nodes uses; -1 for none."""
+    highest = -1
+    for token_ids, logits, lse in zip(candidates.token_ids, candidates.logits, candidates.lse, strict=True):
+        tree = best_first_tree(Candidates(token_ids, logits, lse), budget=budget, root_token_ids=0)
+        count = int(tree.num_nodes)
+        depths, tokens = tree.depths[1:count], tree.token_ids[1:count]
+        ranks = (token_ids[depths - 1] == tokens[:, None]).argmax(1)
+        highest = max(highest, int(ranks.max(initial=-1)))
+    return highest
+
+
+class _Text:
+    """One prompt continued autoregressively: `rows` of candidates, `tokens` from the first root on."""
+
+    def __init__(self, settings: _Settings, prompt: npt.NDArray[np.int32]) -> None:
+        target, drafter, count = settings.target, settings.drafter, settings.num_positions
+        length = count + int(drafter.draft_len)
+        self.settings, self.drafter_state = settings, drafter.start()
+        self.kv = tuple(target.allocate(prompt.size + length, min(PREFILL_NODES, prompt.size)))
+        for start in range(0, prompt.size - 1, PREFILL_NODES):
+            self._pass(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
+        uniforms = np.random.default_rng(settings.seed).random(length)  # as `decode.generate` draws them
+        self.rows: list[tuple[Array, Array, Array]] = []
+        tokens = [int(prompt[-1])]
+        for position in range(length):
+            if position < count:
+                self.rows.append(self._propose(tokens[-1]))
+            tokens.append(self._next(self._pass(np.array(tokens[-1:], np.int32)), uniforms[position : position + 1]))
+        self.tokens = np.array(tokens, np.int32)
+        windows = np.lib.stride_tricks.sliding_window_view(self.tokens[1:], int(drafter.draft_len) + 1)
+        self.continuations = windows[:count].copy()
+
+    def _propose(self, root: int) -> tuple[Array, Array, Array]:
+        logits = self.settings.drafter.propose(self.drafter_state, root)
+        logits = logits.astype(np.float32) if logits.dtype == np.float64 else logits
+        top = top_candidates(logits, self.settings.ranks)._on_host()
+        return top.token_ids, top.logits, top.lse
+
+    def _pass(self, token_ids: npt.NDArray[np.int32]) -> Array:
+        """Run a chain through the target, commit all of it, and return the logits."""
+        count = token_ids.size
+        tree = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
+        logits, features = self.settings.target.forward(tree._map(self._place), self.kv)
+        whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
+        self.kv = commit_kv(self.kv, whole._map(self._place))
+        self.drafter_state = self.settings.drafter.observe(self.drafter_state, features)
+        return logits
+
+    def _next(self, logits: Array, uniform: Array) -> int:
+        if self.settings.temperature == 0:
+            return int(greedy_targets(logits)[0])
+        return int(sample_targets(logits, self._place(uniform), temperature=self.settings.temperature)[0])
+
+    def _place(self, array: Array) -> Array:
+        """Move a host array to the library of the target's caches."""
+        return np.asarray(array, like=self.kv[0].ckv)

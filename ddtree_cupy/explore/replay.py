@@ -1,0 +1,249 @@
+"""Replay a tree policy over traces: exactly the rounds that live decoding would have had."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.explore.policies import Policy
+from ddtree_cupy.explore.traces import Traces
+from ddtree_cupy.tree_accept import accept
+
+__all__ = ["Outcomes", "Replay", "replay", "score"]
+
+_BATCH = 128  # positions a call of the policy
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What a round of one policy would do at every position of some traces.
+
+    Attributes
+    ----------
+    policy : str
+    num_accepted : int32 array, shape (P,)
+        Draft tokens accepted; the round commits one token more.
+    num_nodes : int32 array, shape (P,)
+        Of the tree, root included.
+    hit_ranks : int32 array, shape (P, L)
+        Rank, in the drafter's row, of the accepted token at each depth; -1 below the accepted path.
+    expected_tokens : float64 array, shape (P,)
+        E of `choose_budget` for the whole tree: what the draft marginals promise. NaN without path scores.
+    """
+
+    policy: str
+    num_accepted: npt.NDArray[np.int32]
+    num_nodes: npt.NDArray[np.int32]
+    hit_ranks: npt.NDArray[np.int32]
+    expected_tokens: npt.NDArray[np.float64]
+
+    def rounds(self, traces: Traces, prompt: int) -> npt.NDArray[np.int64]:
+        """Return the positions at which rounds start when the prompt is decoded with this policy.
+
+        Parameters
+        ----------
+        traces : Traces
+            Those that were scored.
+        prompt : int
+        """
+        positions = traces.prompt(prompt)
+        steps = self.num_accepted[positions.start : positions.stop].tolist()
+        starts, at = [], 0
+        while at < len(steps):
+            starts.append(positions.start + at)
+            at += 1 + steps[at]
+        return np.array(starts, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """The rounds of one policy, in order.
+
+    R rounds; every round counts in full, also one whose tokens go on past the last recorded position.
+
+    Attributes
+    ----------
+    policy : str
+    draws : int32 array, shape (R,)
+        Which decoded text the round belongs to, from 0; the prompt's number unless prompts were resampled.
+    positions : int64 array, shape (R,)
+        Where in the traces it starts.
+    num_accepted, num_nodes : int32 array, shape (R,)
+    hit_ranks : int32 array, shape (R, L)
+    expected_tokens : float64 array, shape (R,)
+        As in `Outcomes`.
+    """
+
+    policy: str
+    draws: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    num_accepted: npt.NDArray[np.int32]
+    num_nodes: npt.NDArray[np.int32]
+    hit_ranks: npt.NDArray[np.int32]
+    expected_tokens: npt.NDArray[np.float64]
+
+    @property
+    def num_rounds(self) -> int:
+        """R, target passes."""
+        return len(self.positions)
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens committed: accepted drafts and one more a round."""
+        return int(self.num_accepted.sum()) + self.num_rounds
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean tokens a target pass commits."""
+        return self.num_tokens / self.num_rounds
+
+    @property
+    def acceptance_histogram(self) -> npt.NDArray[np.int64]:
+        """Number of rounds that accepted exactly 0, 1, .. L draft tokens, shape (L + 1,)."""
+        return np.bincount(self.num_accepted, minlength=self.hit_ranks.shape[1] + 1)
+
+    @property
+    def depth_rates(self) -> npt.NDArray[np.float64]:
+        """Share of the rounds that reached each depth and accepted there, shape (L,); NaN where none got there."""
+        accepted = (self.hit_ranks >= 0).sum(0)
+        arrived = np.concatenate([[self.num_rounds], accepted[:-1]])
+        rates = np.full(len(accepted), np.nan)
+        np.divide(accepted, arrived, out=rates, where=arrived > 0)
+        return rates
+
+    @property
+    def rank_histogram(self) -> npt.NDArray[np.int64]:
+        """Accepted tokens by depth and rank in the drafter's row, shape (L, highest rank + 1)."""
+        width = int(self.hit_ranks.max(initial=0)) + 1
+        return np.stack([np.bincount(ranks[ranks >= 0], minlength=width) for ranks in self.hit_ranks.T])
+
+    def __repr__(self) -> str:
+        return f"Replay({self.policy!r}, rounds={self.num_rounds}, tokens_per_pass={self.tokens_per_pass:.3f})"
+
+
+def score(traces: Traces, policy: Policy) -> Outcomes:
+    """Run one round of a policy at every position.
+
+    Parameters
+    ----------
+    traces : Traces
+    policy : Policy
+        A ready-made one, or any object with `name` and `build(candidates, root_token_ids)`.
+
+    Returns
+    -------
+    Outcomes
+
+    Raises
+    ------
+    ArgumentError
+        There are no positions, or a tree uses the last recorded rank: more of the drafter's row might have entered
+        it. Record with a larger `width`, or set a smaller budget.
+    """
+    if traces.num_positions == 0:
+        raise ArgumentError("replay: `traces` has no positions")
+    parts = [
+        _score_batch(traces, policy, slice(start, start + _BATCH)) for start in range(0, traces.num_positions, _BATCH)
+    ]
+    return Outcomes(policy.name, *(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def _score_batch(
+    traces: Traces, policy: Policy, rows: slice
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+    candidates = traces.candidates._map(lambda array: array[rows])
+    tree = policy.build(candidates, traces.root_token_ids[rows])
+    _check_tree(policy, traces, candidates, tree, rows.start)
+    # off the accepted path the target's token is unknown, and `accept` never gets there
+    targets = np.take_along_axis(traces.continuations[rows], np.maximum(tree.depths, 0), axis=1)
+    result = accept(tree, targets)
+    accepted, depths = result.num_accepted, np.arange(traces.draft_len)
+    hits = candidates.token_ids == traces.continuations[rows, : traces.draft_len, None]
+    hit_ranks = np.where(depths < accepted[:, None], hits.argmax(-1), -1).astype(np.int32)
+    scores = tree.path_scores
+    expected = np.full(len(accepted), np.nan) if scores is None else np.exp(scores).sum(-1)
+    return accepted, tree.num_nodes, hit_ranks, expected
+
+
+def _check_tree(policy: Policy, traces: Traces, candidates: Candidates, tree: DraftTree, start: int) -> None:
+    """Raise unless the tree has one request a position, fits the draft, and leaves the last rank alone."""
+    batch = len(candidates.lse)
+    if tree.token_ids.shape[:-1] != (batch,) or int(tree.depths.max(initial=0)) > traces.draft_len:
+        raise ArgumentError(
+            f"replay: policy {policy.name!r} returned trees {tree.token_ids.shape} of depth "
+            f"{int(tree.depths.max(initial=0))}, expected ({batch}, num_nodes) no deeper than {traces.draft_len}"
+        )
+    if traces.width >= traces.vocab_size or traces.width == 0:
+        return
+    last = np.concatenate([np.full((batch, 1), -1, np.int32), candidates.token_ids[..., -1]], axis=1)
+    last = np.take_along_axis(last, np.maximum(tree.depths, 0), axis=1)
+    used = (tree.token_ids == last) & (tree.depths > 0)
+    if used.any():
+        position = start + int(np.flatnonzero(used.any(1))[0])
+        raise ArgumentError(
+            f"replay: policy {policy.name!r} uses rank {traces.width - 1} at position {position}, the last one "
+            f"recorded, so its tree may lack better ranks; record with `width` above {traces.width}, or shrink the tree"
+        )
+
+
+def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, seed: int = 0) -> Replay:
+    """Decode every prompt of the traces with a policy, without running a model.
+
+    Parameters
+    ----------
+    traces : Traces
+    policy : Policy
+    num_rounds : int, optional
+        Draw prompts with replacement until there are this many rounds; default: each prompt once.
+    seed : int
+        Of the drawing. The same seed draws the same prompts for every policy.
+
+    Returns
+    -------
+    Replay
+
+    Raises
+    ------
+    ArgumentError
+        As `score`.
+
+    Notes
+    -----
+    Every round that starts at a recorded position is the one `decode.generate` has there with the same tree, as far
+    as rounding to float32 and other shapes of the target's pass do not move a score past another; the trees are not
+    limited by the end of the text, as those of the last rounds of `generate` are. Each position's tree is built once.
+
+    Examples
+    --------
+    >>> traces = Traces.load()
+    >>> from ddtree_cupy.explore import BestFirst, chain
+    >>> replay(traces, chain(15)).tokens_per_pass < replay(traces, BestFirst(64)).tokens_per_pass
+    True
+    """
+    return _walk(traces, score(traces, policy), num_rounds, seed)
+
+
+def _walk(traces: Traces, outcomes: Outcomes, num_rounds: int | None, seed: int) -> Replay:
+    starts = [outcomes.rounds(traces, prompt) for prompt in range(traces.num_prompts)]
+    if num_rounds is None:
+        drawn = list(range(traces.num_prompts))
+    else:
+        num_rounds = Checker("replay").integer("num_rounds", num_rounds, low=1)
+        rng, drawn, count = np.random.default_rng(seed), [], 0
+        while count < num_rounds:
+            drawn.append(int(rng.integers(traces.num_prompts)))
+            count += len(starts[drawn[-1]])
+    positions = np.concatenate([starts[prompt] for prompt in drawn])[:num_rounds]
+    draws = np.repeat(np.arange(len(drawn), dtype=np.int32), [len(starts[prompt]) for prompt in drawn])[:num_rounds]
+    return Replay(
+        policy=outcomes.policy,
+        draws=draws,
+        positions=positions,
+        num_accepted=outcomes.num_accepted[positions],
+        num_nodes=outcomes.num_nodes[positions],
+        hit_ranks=outcomes.hit_ranks[positions],
+        expected_tokens=outcomes.expected_tokens[positions],
+    )

@@ -1,0 +1,63 @@
+"""Sweeps: many policies over the same traces, on any executor."""
+
+from collections.abc import Iterable
+from concurrent.futures import Executor
+
+from ddtree_cupy.explore._progress import with_progress
+from ddtree_cupy.explore.policies import Policy
+from ddtree_cupy.explore.replay import Replay, replay
+from ddtree_cupy.explore.traces import Traces
+
+__all__ = ["sweep"]
+
+
+def sweep(
+    traces: Traces,
+    policies: Iterable[Policy],
+    *,
+    num_rounds: int | None = None,
+    seed: int = 0,
+    executor: Executor | None = None,
+    progress: bool = True,
+) -> list[Replay]:
+    """Replay several policies; one task a policy.
+
+    Parameters
+    ----------
+    traces : Traces
+    policies : iterable of Policy
+    num_rounds, seed
+        As in `replay`. The same prompts are drawn for every policy.
+    executor : concurrent.futures.Executor, optional
+        Runs the tasks: ``ProcessPoolExecutor()`` on a laptop, ``dask.distributed.Client(...).get_executor()`` or
+        ``mpi4py.futures.MPIPoolExecutor()`` on a cluster. Default: this process. The results are the same bits.
+    progress : bool
+        Show a bar on a terminal, when tqdm is installed.
+
+    Returns
+    -------
+    list of Replay
+        In the order of `policies`.
+
+    Examples
+    --------
+    >>> from ddtree_cupy.explore import BestFirst, chain
+    >>> results = sweep(Traces.load().select([0, 1]), [chain(15), BestFirst(16)], num_rounds=100)
+    >>> [(result.policy, result.num_rounds) for result in results]
+    [('chain 15', 100), ('best-first 16', 100)]
+    """
+    todo = list(policies)
+    if executor is None:
+        finished = (_replay_task(traces, policy, num_rounds, seed) for policy in todo)
+        return list(with_progress(finished, len(todo), "sweep", "policy", progress))
+    futures = [executor.submit(_replay_task, traces, policy, num_rounds, seed) for policy in todo]
+    try:
+        results = (future.result() for future in futures)
+        return list(with_progress(results, len(todo), "sweep", "policy", progress))
+    finally:
+        for future in futures:  # after an error or an interrupt, what has not begun need not
+            future.cancel()
+
+
+def _replay_task(traces: Traces, policy: Policy, num_rounds: int | None, seed: int) -> Replay:
+    return replay(traces, policy, num_rounds=num_rounds, seed=seed)

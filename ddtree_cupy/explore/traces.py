@@ -1,0 +1,249 @@
+"""The traces: what the drafter proposed and what the target said, at every position of a text."""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy.containers import Candidates
+from ddtree_cupy.errors import ArgumentError, ShapeError, WeightsError
+
+__all__ = ["SHIPPED_TRACES", "Traces"]
+
+SHIPPED_TRACES = Path(__file__).parent / "data" / "tiny_heldout.npz"
+
+FORMAT = "ddtree-traces-1"
+_HEADER = "__header__"
+_ARRAYS = ("token_ids", "logits", "lse", "root_token_ids", "continuations", "context_lens", "prompt_starts")
+
+
+@dataclass(frozen=True, eq=False)
+class Traces:
+    """Positions of the target's own continuations of some prompts, each ready to start a round from.
+
+    P positions, Q prompts, L draft length, K ranks kept of each draft row. A round that starts at a position drafts
+    from its candidates, and its tokens are the first ones of its continuation; the next round starts as many
+    positions later. Positions of one prompt are consecutive.
+
+    Attributes
+    ----------
+    candidates : Candidates
+        Batched, (P, L, K): float32 logits and the log-sum-exp of the whole row.
+    root_token_ids : int32 array, shape (P,)
+        The committed token before the position.
+    continuations : int32 array, shape (P, L + 1)
+        The target's own next tokens; column 0 is its token at the position. No tree of depth L outruns them.
+    context_lens : int32 array, shape (P,)
+        Keys in the cache when the round starts; the root's is not among them.
+    prompt_starts : int32 array, shape (Q + 1,)
+        Prompt q holds the positions prompt_starts[q] .. prompt_starts[q + 1] - 1.
+    prompt_names : tuple of str
+    vocab_size : int
+    max_budget : int
+        No best-first tree up to this budget uses the last of the K ranks, unless K is the whole vocabulary.
+    about : dict of str to str
+        Where the traces come from; `record` writes temperature and seed.
+
+    Examples
+    --------
+    >>> traces = Traces.load()
+    >>> traces
+    Traces(prompts=24, positions=768, draft_len=15, width=64)
+    """
+
+    candidates: Candidates
+    root_token_ids: npt.NDArray[np.int32]
+    continuations: npt.NDArray[np.int32]
+    context_lens: npt.NDArray[np.int32]
+    prompt_starts: npt.NDArray[np.int32]
+    prompt_names: tuple[str, ...]
+    vocab_size: int
+    max_budget: int
+    about: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_positions(self) -> int:
+        """P."""
+        return len(self.root_token_ids)
+
+    @property
+    def num_prompts(self) -> int:
+        """Q."""
+        return len(self.prompt_names)
+
+    @property
+    def draft_len(self) -> int:
+        """L."""
+        return int(self.candidates.lse.shape[1])
+
+    @property
+    def width(self) -> int:
+        """K."""
+        return int(self.candidates.token_ids.shape[2])
+
+    def __repr__(self) -> str:
+        return (
+            f"Traces(prompts={self.num_prompts}, positions={self.num_positions}, draft_len={self.draft_len}, "
+            f"width={self.width})"
+        )
+
+    def prompt(self, index: int) -> range:
+        """Return the positions of one prompt.
+
+        Parameters
+        ----------
+        index : int
+        """
+        return range(int(self.prompt_starts[index]), int(self.prompt_starts[index + 1]))
+
+    def select(self, prompts: Sequence[int]) -> Self:
+        """Return the traces of some prompts, in the order given.
+
+        Parameters
+        ----------
+        prompts : sequence of int
+        """
+        chosen = [self.prompt(int(index)) for index in prompts]
+        rows = np.concatenate([np.arange(r.start, r.stop) for r in chosen]) if chosen else np.zeros(0, np.int64)
+        return type(self)(
+            candidates=self.candidates._map(lambda array: array[rows]),
+            root_token_ids=self.root_token_ids[rows],
+            continuations=self.continuations[rows],
+            context_lens=self.context_lens[rows],
+            prompt_starts=np.cumsum([0, *map(len, chosen)], dtype=np.int32),
+            prompt_names=tuple(self.prompt_names[int(index)] for index in prompts),
+            vocab_size=self.vocab_size,
+            max_budget=self.max_budget,
+            about=self.about,
+        )
+
+    def validate(self) -> Self:
+        """Check shapes, dtypes and values and return self.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            Also where a position's root or continuation contradicts the position before it.
+        """
+        self.candidates.validate()
+        positions = self.num_positions
+        shapes = {
+            "candidates.lse": (self.candidates.lse, (positions, self.draft_len), np.float32),
+            "root_token_ids": (self.root_token_ids, (positions,), np.int32),
+            "continuations": (self.continuations, (positions, self.draft_len + 1), np.int32),
+            "context_lens": (self.context_lens, (positions,), np.int32),
+            "prompt_starts": (self.prompt_starts, (self.num_prompts + 1,), np.int32),
+        }
+        for name, (array, shape, dtype) in shapes.items():
+            if array.shape != shape or array.dtype != dtype:
+                raise ShapeError(f"Traces: `{name}` is {array.dtype} {array.shape}, expected {np.dtype(dtype)} {shape}")
+        starts = self.prompt_starts
+        if starts[0] != 0 or starts[-1] != positions or (np.diff(starts) < 0).any():
+            raise ArgumentError(f"Traces: `prompt_starts` must rise from 0 to {positions}, the number of positions")
+        for name, tokens in (
+            ("candidates.token_ids", self.candidates.token_ids),
+            ("root_token_ids", self.root_token_ids),
+            ("continuations", self.continuations),
+        ):
+            lowest = -1 if name.startswith("candidates") else 0
+            if tokens.size and (tokens.min() < lowest or tokens.max() >= self.vocab_size):
+                raise ArgumentError(f"Traces: `{name}` leaves {lowest}..{self.vocab_size - 1}")
+        follows = np.ones(max(positions - 1, 0), bool)  # position p + 1 belongs to the prompt of p
+        inner = starts[(starts > 0) & (starts < positions)]
+        follows[inner - 1] = False
+        wrong = (self.root_token_ids[1:] != self.continuations[:-1, 0]) | (np.diff(self.context_lens) != 1)
+        wrong |= (self.continuations[1:, :-1] != self.continuations[:-1, 1:]).any(1)
+        if (wrong & follows).any():
+            at = int(np.flatnonzero(wrong & follows)[0]) + 1
+            raise ArgumentError(f"Traces: position {at} does not continue position {at - 1}")
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write one compressed `.npz` file, readable without pickle: plain arrays, a JSON header, a checksum.
+
+        Parameters
+        ----------
+        path : str or path
+        """
+        if self.vocab_size > 1 << 31:
+            raise ArgumentError(f"Traces.save: `vocab_size` is {self.vocab_size}, expected at most 2**31")
+        self.validate()
+        arrays = {name: getattr(self, name, None) for name in _ARRAYS}
+        ids = self.candidates.token_ids
+        smallest = np.min_scalar_type(self.vocab_size - 1) if (ids >= 0).all() else np.dtype(np.int32)
+        arrays |= {"token_ids": ids.astype(smallest), "logits": self.candidates.logits, "lse": self.candidates.lse}
+        about = {
+            "prompt_names": list(self.prompt_names),
+            "vocab_size": self.vocab_size,
+            "max_budget": self.max_budget,
+            "about": self.about,
+        }
+        header = {"format": FORMAT, **about, "sha256": _checksum(about, arrays)}
+        contents: dict[str, Any] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays}
+        with open(path, "wb") as file:  # an open file keeps savez from adding an extension
+            np.savez_compressed(file, **contents)
+
+    @classmethod
+    def load(cls, path: str | Path = SHIPPED_TRACES) -> Self:
+        """Read what `save` wrote; by default the shipped traces of the bundled tiny models on held-out text.
+
+        Parameters
+        ----------
+        path : str or path
+
+        Raises
+        ------
+        WeightsError
+            The file is missing, truncated, altered, or holds something else.
+        """
+        header, arrays = _read(Path(path))
+        candidates = Candidates(arrays["token_ids"].astype(np.int32), arrays["logits"], arrays["lse"])
+        traces = cls(
+            candidates=candidates,
+            root_token_ids=arrays["root_token_ids"],
+            continuations=arrays["continuations"],
+            context_lens=arrays["context_lens"],
+            prompt_starts=arrays["prompt_starts"],
+            prompt_names=tuple(header["prompt_names"]),
+            vocab_size=header["vocab_size"],
+            max_budget=header["max_budget"],
+            about=header["about"],
+        )
+        try:
+            return traces.validate()
+        except (ValueError, TypeError) as error:
+            raise WeightsError(f"{path}: {error}") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such traces file")
+    if not zipfile.is_zipfile(path):
+        raise WeightsError(f"{path}: not a traces file, or a truncated one")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        header = json.loads(arrays.pop(_HEADER, np.zeros(0, np.uint8)).tobytes() or b"null")
+    except Exception as error:  # a damaged archive can fail in any way
+        raise WeightsError(f"{path}: truncated or altered ({error})") from error
+    if not isinstance(header, dict) or header.pop("format", None) != FORMAT or set(arrays) != set(_ARRAYS):
+        raise WeightsError(f"{path}: not a traces file of format {FORMAT}")
+    if header.pop("sha256", None) != _checksum(header, arrays):
+        raise WeightsError(f"{path}: altered, the checksum does not match")
+    return header, arrays
+
+
+def _checksum(about: dict[str, Any], arrays: dict[str, Any]) -> str:
+    """SHA-256 over the header and over names, shapes, dtypes and bytes."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

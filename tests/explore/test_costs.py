@@ -1,0 +1,110 @@
+"""Cost models: exact where measured, linear between, silent nowhere."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.explore import CostTable, LinearCost, MeasuredCost, UserCost
+from ddtree_cupy.explore.__main__ import main
+from ddtree_cupy.explore.costs import SHIPPED_COSTS
+
+ABOUT = dict.fromkeys(("variant", "gpu", "date", "command", "dtype", "batch", "timing"), "made up")
+TABLE = CostTable(
+    (
+        (8, 1, 1000, 10.0),
+        (8, 65, 1000, 74.0),
+        (8, 1, 3000, 30.0),
+        (8, 65, 3000, 222.0),
+        (16, 65, 1000, 148.0),
+    ),
+    ABOUT,
+)
+
+
+def test_shipped_table_says_where_it_comes_from_and_is_read_exactly():
+    table = CostTable.load()
+    assert "H200" in table.about["gpu"]
+    assert table.about["command"].startswith("python -m ddtree_cupy.bench")
+    for heads, nodes, context, microseconds in table.rows:
+        assert MeasuredCost(table, heads, context)(nodes - 1) == microseconds
+
+
+@pytest.mark.parametrize(
+    ("heads", "context", "nodes", "expected"),
+    [(8, 1000, 0, 10.0), (8, 1000, 32, 42.0), (8, 2000, 64, 148.0), (8, 2500, 32, 105.0), (12, 1000, 64, 111.0)],
+)
+def test_measured_cost_is_linear_between_measurements(heads, context, nodes, expected):
+    assert MeasuredCost(TABLE, heads, context)(nodes) == pytest.approx(expected, rel=1e-12)
+    assert MeasuredCost(TABLE, heads, context, layers=61)(nodes) == pytest.approx(61 * expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("heads", "context", "nodes"), [(4, 1000, 8), (8, 999, 8), (8, 1000, 65), (16, 1000, 8)])
+def test_measured_cost_rejects_what_was_not_measured(heads, context, nodes):
+    with pytest.raises(ArgumentError, match="lie outside the measured heads"):
+        MeasuredCost(TABLE, heads, context)(nodes)
+    assert MeasuredCost(TABLE, heads, context, extrapolate=True)(nodes) > 0
+
+
+def test_measured_cost_extrapolates_in_proportion_above_the_launch_gap():
+    cost = MeasuredCost(TABLE, 8, 1000, extrapolate=True)
+    assert cost(129) == pytest.approx(5.0 + 69.0 * 2)
+    assert MeasuredCost(TABLE, 16, 1000, extrapolate=True)(12) == pytest.approx(5.0 + 143.0 * 13 / 65)
+
+
+def test_linear_user_and_sum():
+    user = UserCost((0, 8, 64), (10.0, 12.0, 40.0))
+    assert user.array(8).tolist() == [10.0 + n / 4 for n in range(9)]
+    assert (user + LinearCost(1.0, 0.5))(8) == 12.0 + 1.0 + 4.5
+    with pytest.raises(ArgumentError, match=r"65 nodes lie outside 0\.\.64"):
+        user(65)
+    for nodes, times in (((0, 0), (1.0, 2.0)), ((0,), (1.0, 2.0)), ((), ()), ((0,), (0.0,)), ((0,), (np.nan,))):
+        with pytest.raises(ArgumentError, match="UserCost"):
+            UserCost(nodes, times)
+
+
+def test_saved_table_comes_back_identical(tmp_path):
+    TABLE.save(tmp_path / "costs.json")
+    again = CostTable.load(tmp_path / "costs.json")
+    assert set(again.rows) == set(TABLE.rows)
+    assert again.about == ABOUT
+    CostTable.load().save(tmp_path / "shipped.json")
+    assert (tmp_path / "shipped.json").read_text() == SHIPPED_COSTS.read_text()
+
+
+def test_costs_command_takes_the_rows_of_one_variant_at_batch_1(tmp_path):
+    rows = [
+        {"op": "tree_attention", "name": "B 1 H 8 N 64 T 8192", "variant": "v9", "event_us": 12.5},
+        {"op": "tree_attention", "name": "B 8 H 8 N 64 T 8192", "variant": "v9", "event_us": 99.0},
+        {"op": "tree_attention", "name": "B 1 H 8 N 64 T 8192", "variant": "v1", "event_us": 77.0},
+        {"op": "tree_attention", "name": "B 1 H 64 N 64 T 8192", "variant": "v9", "failed": "wrong"},
+        {"op": "accept and commit_kv", "name": "B 1 N 65, chain of 9 accepted, one layer", "variant": "v9"},
+    ]
+    report = {"environment": {"gpu": "G", "date": "D", "command": "C", "nvrtc": "13"}, "rows": rows}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    out = tmp_path / "costs.json"
+    main(["costs", str(tmp_path / "report.json"), "--variant", "v9", "--out", str(out)])
+    table = CostTable.load(out)
+    assert table.rows == ((8, 64, 8192, 12.5),)
+    assert (table.about["variant"], table.about["gpu"], table.about["command"]) == ("v9", "G", "C")
+
+
+@pytest.mark.parametrize(
+    ("rows", "about", "message"),
+    [
+        ((), ABOUT, "at least one row"),
+        (((8, 1, 1, -1.0),), ABOUT, "positive"),
+        (((8, 1, 1, 1.0), (8, 1, 1, 2.0)), ABOUT, "twice"),
+        (((8, 1, 1, 1.0),), {**ABOUT, "gpu": ""}, "lacks gpu"),
+    ],
+)
+def test_cost_table_rejects_incomplete_tables(rows, about, message):
+    with pytest.raises(ArgumentError, match=message):
+        CostTable(rows, about)
+
+
+def test_cost_table_rejects_other_files(tmp_path):
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(ArgumentError, match="not a cost table"):
+        CostTable.load(tmp_path / "other.json")

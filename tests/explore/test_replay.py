@@ -1,0 +1,132 @@
+"""A replay is the live decoding it stands for, round by round, and refuses what the traces cannot tell."""
+
+import itertools
+
+import numpy as np
+import pytest
+from explore.live import Star, live_rounds, replayed_rounds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import NoisyDrafter, TableTarget
+
+from ddtree_cupy.decode.evaluate import PROMPT_BYTES
+from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_text
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.explore import BestFirst, FixedTree, Traces, chain, named_policies, record, replay, score
+
+
+@pytest.fixture(scope="module")
+def traces():
+    return Traces.load()
+
+
+@pytest.fixture(scope="module")
+def models():
+    return TinyTarget.load(dtype=np.float64), TinyDrafter.load(dtype=np.float64)
+
+
+@pytest.mark.parametrize("budget", ["chain", 4, 8, 16, 32, 64, 128, 256])
+def test_replay_is_identical_to_live_decoding_of_the_bundled_models(traces, models, budget):
+    is_chain = budget == "chain"
+    policy = chain(15) if is_chain else BestFirst(budget)
+    options = {"budget": 15, "max_children": 1} if is_chain else {"budget": budget}
+    for index in (0, 11) if is_chain or budget <= 64 else (11,):
+        file, _, offset = traces.prompt_names[index].partition(":")
+        prompt = np.frombuffer(heldout_text(file)[int(offset) - PROMPT_BYTES : int(offset)], np.uint8)
+        live = live_rounds(*models, traces, index, prompt, **options)
+        assert len(live) > 2
+        assert replayed_rounds(traces, index, policy) == live
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**16),
+    budget=st.integers(0, 40),
+    prompt=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    noise=st.sampled_from([0.0, 1.0, 5.0]),
+    temperature=st.sampled_from([0.0, 0.7]),
+    max_children=st.sampled_from([None, 1, 2]),
+    spine=st.integers(0, 4),
+)
+def test_replay_is_identical_to_live_decoding_of_toy_models(
+    seed, budget, prompt, noise, temperature, max_children, spine
+):
+    target = TableTarget(seed=seed)
+    drafter = NoisyDrafter(target, noise)
+    sampling = {"temperature": temperature, "seed": seed}
+    traces = record(target, drafter, [prompt], num_positions=8, max_budget=40, width=1, **sampling)
+    live = live_rounds(
+        target, drafter, traces, 0, prompt, budget=budget, max_children=max_children, spine=spine, **sampling
+    )
+    assert replayed_rounds(traces, 0, BestFirst(budget, max_children=max_children, spine=spine)) == live
+
+
+@pytest.mark.parametrize("policy", [*named_policies().values(), Star()], ids=lambda policy: policy.name)
+def test_score_matches_a_walk_by_hand(traces, policy):
+    some = traces.select([3, 17])
+    outcomes = score(some, policy)
+    tree = policy.build(some.candidates, some.root_token_ids)
+    for position in range(some.num_positions):
+        tokens, parents = tree.token_ids[position].tolist(), tree.parents[position].tolist()
+        count, node, walked = int(tree.num_nodes[position]), 0, 0
+        for wanted in some.continuations[position].tolist():
+            children = [i for i in range(1, count) if parents[i] == node and tokens[i] == wanted]
+            if not children:
+                break
+            (node,) = children
+            row = some.candidates.token_ids[position, walked].tolist()
+            assert outcomes.hit_ranks[position, walked] == row.index(wanted)
+            walked += 1
+        assert outcomes.num_accepted[position] == walked
+        assert (outcomes.hit_ranks[position, walked:] == -1).all()
+        assert outcomes.num_nodes[position] == count
+
+
+def test_replay_totals_agree_with_its_rounds(traces):
+    result = replay(traces, BestFirst(32))
+    rounds = list(zip(result.draws.tolist(), result.positions.tolist(), result.num_accepted.tolist(), strict=True))
+    for (draw, position, accepted), (next_draw, next_position, _) in itertools.pairwise(rounds):
+        stop = traces.prompt(draw).stop
+        if draw == next_draw:
+            assert next_position == position + accepted + 1
+        else:
+            assert position + accepted + 1 >= stop == next_position
+    assert result.num_tokens == sum(accepted + 1 for *_, accepted in rounds)
+    assert result.tokens_per_pass == result.num_tokens / len(rounds)
+    assert result.acceptance_histogram.sum() == len(rounds)
+    assert result.acceptance_histogram @ np.arange(16) == result.num_accepted.sum()
+    assert result.rank_histogram.sum() == result.num_accepted.sum()
+    assert result.depth_rates[0] == np.mean(result.num_accepted >= 1)
+    assert repr(result).startswith("Replay('best-first 32', rounds=")
+
+
+def test_replay_with_resampling_draws_the_same_prompts_for_every_policy(traces):
+    first = replay(traces, BestFirst(16), num_rounds=300, seed=5)
+    second = replay(traces, chain(15), num_rounds=300, seed=5)
+    assert first.num_rounds == second.num_rounds == 300
+    starts = [[int(r.positions[r.draws == draw][0]) for draw in range(r.draws[-1])] for r in (first, second)]
+    common = min(map(len, starts))
+    assert starts[0][:common] == starts[1][:common]
+    again = replay(traces, BestFirst(16), num_rounds=300, seed=5)
+    assert np.array_equal(first.positions, again.positions)
+
+
+def test_score_rejects_trees_that_use_the_last_recorded_rank(traces):
+    score(traces, BestFirst(256))  # the recorder promised it
+    with pytest.raises(ArgumentError, match=r"uses rank 63 at position \d+.*record with `width` above 64"):
+        score(traces, BestFirst(200, max_depth=1))
+    with pytest.raises(ArgumentError, match="rank 70 is used, but `candidates` hold 64"):
+        score(traces, FixedTree(tuple((rank,) for rank in range(71))))
+
+
+def test_score_rejects_trees_of_the_wrong_form(traces):
+    class Unbatched:
+        name = "unbatched"
+
+        def build(self, candidates, root_token_ids):
+            return BestFirst(4).build(candidates, root_token_ids).without_batch()
+
+    with pytest.raises(ArgumentError, match="policy 'unbatched' returned trees"):
+        score(traces, Unbatched())
+    with pytest.raises(ArgumentError, match="no positions"):
+        replay(traces.select([]), chain(3))
