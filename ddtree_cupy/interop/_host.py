@@ -1,0 +1,142 @@
+"""What the formats share: host checks of trees, masks and lengths before anything is converted."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker, library_of
+from ddtree_cupy.containers import Candidates, DraftTree, Visibility
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+
+Array = Any
+INTEGERS = ("int32", "int64")
+INT32 = np.iinfo(np.int32)
+
+
+def _on_host(function: str, name: str, value: Any, kinds: tuple[type, ...], array: str) -> Any:
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise DTypeError(f"{function}: `{name}` is {type(value).__name__}, expected {wanted}")
+    library = library_of(getattr(value, array))
+    if library != "numpy":
+        raise DTypeError(
+            f"{function}: the arrays of `{name}` come from {library}, expected NumPy arrays: this form is made on the "
+            f"host; cupy.asnumpy or numpy.from_dlpack converts each"
+        )
+    checked: Any = value
+    return checked.validate()
+
+
+def tree_on_host(function: str, tree: Any) -> DraftTree:
+    """Return a valid host tree with its request axis."""
+    valid: DraftTree = _on_host(function, "tree", tree, (DraftTree,), "token_ids")
+    return valid if valid.is_batched else valid.with_batch()
+
+
+def candidates_on_host(function: str, candidates: Any) -> Candidates:
+    """Return valid host candidates, batched or not."""
+    valid: Candidates = _on_host(function, "candidates", candidates, (Candidates,), "token_ids")
+    return valid
+
+
+def dense_on_host(function: str, visibility: Any) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Return bool (B, N, N), False outside the valid nodes, and the node counts (B)."""
+    valid = _on_host(function, "visibility", visibility, (Visibility, DraftTree), "visibility_bits")
+    found: Visibility = Visibility(valid.visibility_bits, valid.num_nodes) if isinstance(valid, DraftTree) else valid
+    found = found if found.is_batched else found.with_batch()
+    return found.to_dense(), found.num_nodes.astype(np.int64)
+
+
+def padding_sees_itself(dense: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return a copy of (B, N, N) in which every row of padding sees its own node, so that no softmax is empty."""
+    padding = np.arange(dense.shape[-1]) >= counts[:, None]
+    return np.asarray(dense | (padding[:, :, None] & np.eye(dense.shape[-1], dtype=bool)))
+
+
+def lengths(function: str, name: str, values: npt.ArrayLike, batch: int) -> npt.NDArray[np.int64]:
+    """Return one non-negative length a request as int64 (B); a single integer serves a batch of one."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise DTypeError(f"{function}: `{name}` has dtype {array.dtype}, expected integers")
+    if array.ndim == 0 and batch == 1:
+        array = array[None]
+    if array.shape != (batch,):
+        raise ShapeError(f"{function}: `{name}` is {array.shape}, expected ({batch},), one length a request")
+    if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int64).max // 2):
+        raise ArgumentError(f"{function}: `{name}` is {array.tolist()}, expected lengths of at least 0")
+    return array.astype(np.int64)
+
+
+def node_counts(function: str, num_nodes: npt.ArrayLike | None, batch: int, capacity: int) -> npt.NDArray[np.int64]:
+    """Return the valid nodes of each request, all of them by default."""
+    if num_nodes is None:
+        return np.full(batch, capacity, np.int64)
+    counts = lengths(function, "num_nodes", num_nodes, batch)
+    if (counts > capacity).any():
+        raise ArgumentError(f"{function}: `num_nodes` is {counts.tolist()}, expected at most {capacity} nodes")
+    return counts
+
+
+def integers(check: Checker, name: str, array: Array, axes: tuple[str | int, ...]) -> npt.NDArray[np.int64]:
+    """Return an int32 or int64 host array as int64 after checking its shape."""
+    check_host(check, name, array)
+    check.array(name, array, axes, INTEGERS)
+    return np.asarray(array, np.int64)
+
+
+def check_host(check: Checker, name: str, array: Array) -> None:
+    """Raise unless `array` is a NumPy array."""
+    if check.backend(**{name: array}) != "numpy" or not isinstance(array, np.ndarray):
+        raise DTypeError(
+            f"{check.function}: `{name}` is {type(array).__name__} of {library_of(array)}, expected a NumPy array"
+        )
+
+
+def as_int32(function: str, name: str, array: npt.NDArray[np.int64], why: str) -> npt.NDArray[np.int32]:
+    """Return int64 values as int32; a value that does not fit raises."""
+    if array.size and (array.min() < INT32.min or array.max() > INT32.max):
+        raise UnsupportedError(f"{function}: `{name}` holds a value outside int32; {why}")
+    return array.astype(np.int32)
+
+
+def choice(function: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return `value` when it is one of `choices`."""
+    if value not in choices:
+        raise ArgumentError(f"{function}: `{name}` is {value!r}, expected one of {', '.join(map(repr, choices))}")
+    return str(value)
+
+
+def padded_tokens(function: str, tree: DraftTree, pad_token_id: int | None) -> npt.NDArray[np.int64]:
+    """Return token ids (B, N) as int64 with padding replaced, since the form has no token for "no node"."""
+    counts = tree.num_nodes
+    capacity = tree.token_ids.shape[1]
+    if pad_token_id is None:
+        short = np.flatnonzero(counts < capacity)
+        if short.size:
+            raise UnsupportedError(
+                f"{function}: request {short[0]} has {counts[short[0]]} of {capacity} nodes, but every request must "
+                f"bring the same number of tokens; `pad_token_id=` fills up with a token that is never accepted"
+            )
+        return np.asarray(tree.token_ids, np.int64)
+    Checker(function).integer("pad_token_id", pad_token_id, low=0, high=int(INT32.max))
+    filled: npt.NDArray[np.int64] = np.where(tree.token_ids < 0, pad_token_id, tree.token_ids).astype(np.int64)
+    return filled
+
+
+def visibility_from(dense: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> Visibility:
+    """Return the Visibility of bool (B, N, N) and the node counts (B)."""
+    return Visibility.from_dense(dense, counts.astype(np.int32))
+
+
+def strip_context(
+    function: str, request: int, rows: npt.NDArray[np.bool_], context: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Return `rows`, the node part of a mask, after checking that `context`, the other part, hides nothing."""
+    if not context.all():
+        row, column = np.argwhere(~context)[0]
+        raise UnsupportedError(
+            f"{function}: row {row} of request {request} hides context key {column}, but a Visibility covers tree "
+            f"nodes only and sees the whole context (no windows, no holes)"
+        )
+    return rows

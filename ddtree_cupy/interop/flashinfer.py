@@ -1,0 +1,196 @@
+"""FlashInfer's custom masks: flat booleans, and the same bits packed little-endian, over [context + nodes]."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.containers import DraftTree, Visibility
+from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
+from ddtree_cupy.interop._host import (
+    INT32,
+    check_host,
+    dense_on_host,
+    integers,
+    lengths,
+    strip_context,
+    visibility_from,
+)
+
+
+class FlashInferMask(NamedTuple):
+    """A ragged mask: request b has qo_indptr[b+1] - qo_indptr[b] rows of kv_lens[b] cells."""
+
+    mask: npt.NDArray[Any]  # bool cells, or uint8 bytes when packed
+    mask_indptr: npt.NDArray[np.int32]  # (B + 1), in cells, or in bytes when packed
+    qo_indptr: npt.NDArray[np.int32]  # (B + 1), query rows
+    kv_lens: npt.NDArray[np.int32]  # (B), context_len + num_nodes
+
+
+def _offsets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def _bytes(cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return (cells + 7) // 8
+
+
+def to_flashinfer_mask(
+    visibility: Visibility | DraftTree, context_lens: npt.ArrayLike, *, packed: bool = False
+) -> FlashInferMask:
+    """Return `custom_mask` (or `packed_custom_mask`) for prefill wrappers whose KV cache holds context and nodes.
+
+    Request b contributes num_nodes rows of context_len + num_nodes cells, row after row, True = may attend; the
+    context is visible to every row. Packed, the cells of one request form one run of bits, bit 0 of byte 0 first;
+    rows are not aligned, requests are, to whole bytes.
+
+    Parameters
+    ----------
+    visibility : Visibility or DraftTree
+        Any boolean matrix; only the valid nodes become rows, so an inactive request has none.
+    context_lens : int or int array_like, shape (B)
+        Keys already in the cache, without the root.
+    packed : bool
+        Pack eight cells into a byte.
+
+    Returns
+    -------
+    FlashInferMask
+        mask bool (cells) or uint8 (bytes); mask_indptr int32 (B + 1) in cells, or in BYTES when packed; qo_indptr
+        int32 (B + 1), the root counts as a row; kv_lens int32 (B).
+
+    Raises
+    ------
+    UnsupportedError
+        More rows, cells or bytes than int32 offsets reach.
+    ShapeError, DTypeError, ArgumentError
+        Lengths that do not fit, or arrays on a GPU.
+
+    Notes
+    -----
+    Given `packed_custom_mask`, `plan` derives the offsets itself, in cells (pull request 2201 reports it), and then
+    reads past the end for B > 1: hand it the flat mask, which it packs with offsets in bytes. Tokens and positions
+    are not part of this form; `tree_from_visibility` makes a tree again. Source: `plan` and `segment_packbits` in
+    flashinfer/prefill.py and flashinfer/quantization.py of github.com/flashinfer-ai/flashinfer.
+
+    Examples
+    --------
+    >>> tree = DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0])
+    >>> found = to_flashinfer_mask(tree, 2, packed=True)
+    >>> found.mask.tolist(), found.mask_indptr.tolist(), found.kv_lens.tolist()
+    ([199, 243, 157], [0, 3], [6])
+    """
+    function = "to_flashinfer_mask"
+    dense, counts = dense_on_host(function, visibility)
+    past = lengths(function, "context_lens", context_lens, len(counts))
+    widths = past + counts
+    rows = _offsets(counts)
+    each = [count * width for count, width in zip(counts.tolist(), widths.tolist(), strict=True)]  # exact, any size
+    total = sum(-(-cells // 8) if packed else cells for cells in each)
+    largest = max(total, int(rows[-1]), max(widths.tolist(), default=0))
+    if largest > INT32.max:
+        unit = "bytes" if packed else "cells"
+        raise UnsupportedError(
+            f"{function}: the mask has {total} {unit}, but FlashInfer's offsets are int32 (at most {INT32.max})"
+        )
+    parts = []
+    for block, count, context in zip(dense, counts.tolist(), past.tolist(), strict=True):
+        cells = np.pad(block[:count, :count], ((0, 0), (context, 0)), constant_values=True).ravel()
+        parts.append(np.packbits(cells, bitorder="little") if packed else cells)
+    mask = np.concatenate([np.zeros(0, np.uint8 if packed else bool), *parts])
+    sizes = np.array([len(part) for part in parts], np.int64)
+    return FlashInferMask(mask, *(array.astype(np.int32) for array in (_offsets(sizes), rows, widths)))
+
+
+def _indptr(check: Checker, name: str, array: Any, batch: int) -> npt.NDArray[np.int64]:
+    found = integers(check, name, array, (batch + 1,))
+    if found[0] != 0 or (np.diff(found) < 0).any():
+        raise ArgumentError(f"{check.function}: `{name}` is {found.tolist()}, expected offsets that rise from 0")
+    return found
+
+
+def from_flashinfer_mask(
+    mask: npt.NDArray[Any],
+    qo_indptr: npt.NDArray[Any],
+    kv_lens: npt.NDArray[Any],
+    *,
+    mask_indptr: npt.NDArray[Any] | None = None,
+    capacity: int | None = None,
+) -> Visibility:
+    """Read a flat (bool) or packed (uint8) mask back, always with its request axis.
+
+    Parameters
+    ----------
+    mask : bool array, shape (cells), or uint8 array, shape (bytes)
+        Unused bits in the last byte of a request are ignored.
+    qo_indptr : int32 | int64 array, shape (B + 1)
+        Offsets of the query rows.
+    kv_lens : int32 | int64 array, shape (B)
+        Keys of each request, its own nodes included: kv_len - rows is the context length.
+    mask_indptr : int32 | int64 array, shape (B + 1)
+        Needed when packed, offsets in bytes; checked when given for a flat mask, offsets in cells.
+    capacity : int, optional
+        N of the result; default the request with the most rows.
+
+    Returns
+    -------
+    Visibility
+        Batched; num_nodes are the rows of each request.
+
+    Raises
+    ------
+    ShapeError
+        The number of cells or bytes is not that of the batch, or the mask is not flat.
+    UnsupportedError
+        A row hides context, or more rows than keys.
+    DTypeError, ArgumentError
+        Another dtype; offsets that do not rise from 0, or that count cells where bytes are read.
+
+    Examples
+    --------
+    >>> mask = np.array([199, 243, 157], np.uint8)
+    >>> offsets = [np.array(values, np.int32) for values in ([0, 4], [6], [0, 3])]
+    >>> from_flashinfer_mask(mask, *offsets[:2], mask_indptr=offsets[2]).visibility_bits.ravel().tolist()
+    [1, 3, 7, 9]
+    """
+    function = "from_flashinfer_mask"
+    check = Checker(function)
+    check_host(check, "mask", mask)
+    check.array("mask", mask, ("cells",), ("bool", "uint8"))
+    packed = mask.dtype == np.uint8
+    widths = lengths(function, "kv_lens", integers(check, "kv_lens", kv_lens, ("batch",)), len(kv_lens))
+    rows = np.diff(_indptr(check, "qo_indptr", qo_indptr, len(widths)))
+    if (rows > widths).any():
+        request = int(np.flatnonzero(rows > widths)[0])
+        raise UnsupportedError(
+            f"{function}: request {request} has {rows[request]} rows but {widths[request]} keys; the nodes' own keys "
+            f"must be in the cache"
+        )
+    sizes = _bytes(rows * widths) if packed else rows * widths
+    expected = _offsets(sizes)
+    if packed and mask_indptr is None:
+        raise ArgumentError(f"{function}: a packed mask needs `mask_indptr`, its offsets in bytes")
+    if mask_indptr is not None:
+        given = _indptr(check, "mask_indptr", mask_indptr, len(widths))
+        if (given != expected).any():
+            cells = packed and (given == _offsets(rows * widths)).all()
+            hint = "; these offsets count cells, a packed mask has them in bytes" if cells else ""
+            raise ArgumentError(
+                f"{function}: `mask_indptr` is {given.tolist()}, expected {expected.tolist()} for rows {rows.tolist()} "
+                f"and keys {widths.tolist()}{hint}"
+            )
+    if mask.size != expected[-1]:
+        raise ShapeError(
+            f"{function}: `mask` has {mask.size} {'bytes' if packed else 'cells'}, expected {expected[-1]} for rows "
+            f"{rows.tolist()} and keys {widths.tolist()}"
+        )
+    most = int(rows.max(initial=0))
+    size = max(most, 1) if capacity is None else check.integer("capacity", capacity, low=max(most, 1))
+    dense = np.zeros((len(widths), size, size), bool)
+    for request, (count, width) in enumerate(zip(rows.tolist(), widths.tolist(), strict=True)):
+        block = mask[expected[request] : expected[request + 1]]
+        cells = np.unpackbits(block, count=count * width, bitorder="little").astype(bool) if packed else block
+        cells, past = cells.reshape(count, width), width - count
+        dense[request, :count, :count] = strip_context(function, request, cells[:, past:], cells[:, :past])
+    return visibility_from(dense, rows)

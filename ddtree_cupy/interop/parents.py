@@ -1,0 +1,221 @@
+"""Parent lists, with the root counted in three ways, and trees out of bare visibility matrices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.containers import DraftTree, Visibility
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from ddtree_cupy.interop._host import choice, dense_on_host, integers, tree_on_host
+
+ROOTS = ("minus_one", "self", "omitted")
+
+
+def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[Any], list[Any]]:
+    """Return (token_ids, parents) as plain Python lists without padding, ready for JSON.
+
+    With N nodes, root included: "minus_one" gives N parents, the root's is -1 (as here); "self" gives N parents,
+    the root's is 0; "omitted" leaves the root out of both lists, numbers the N - 1 drafts from 0, and -1 means
+    "child of the root".
+
+    Parameters
+    ----------
+    tree : DraftTree
+        Host arrays; `path_scores` and `status` stay behind, as in every format of this package.
+    root : {"minus_one", "self", "omitted"}
+        How the root is written.
+
+    Returns
+    -------
+    token_ids : list of int
+        A list of such lists when batched.
+    parents : list of int
+        The same.
+
+    Raises
+    ------
+    UnsupportedError
+        "omitted" for an inactive request (num_nodes 0): its empty list would read as a lone root.
+    DTypeError, ArgumentError
+        Arrays on a GPU, an invalid tree, or an unknown `root`.
+
+    Notes
+    -----
+    Public code mixes lists of N and of N - 1 entries under one name; the official DDTree code
+    (github.com/liranringel/ddtree) does so too. An inactive request is an empty list.
+
+    Examples
+    --------
+    >>> tree = DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0])
+    >>> to_parent_lists(tree, root="omitted")
+    ([10, 20, 11], [-1, 0, -1])
+    """
+    function = "to_parent_lists"
+    choice(function, "root", root, ROOTS)
+    batched = tree_on_host(function, tree)
+    tokens, parents = [], []
+    for request, count in enumerate(batched.num_nodes.tolist()):
+        ids: list[int] = batched.token_ids[request, :count].tolist()
+        links: list[int] = batched.parents[request, :count].tolist()
+        if root == "self":
+            links[:1] = [0] * len(links[:1])
+        elif root == "omitted":
+            if count == 0:
+                raise UnsupportedError(
+                    f"{function}: request {request} is inactive (num_nodes 0); with root='omitted' its empty list "
+                    f"would read as a lone root"
+                )
+            ids, links = ids[1:], [link - 1 for link in links[1:]]
+        tokens.append(ids)
+        parents.append(links)
+    return (tokens, parents) if tree.is_batched else (tokens[0], parents[0])
+
+
+def _rooted(request: int, parents: Sequence[int], tokens: Sequence[int], root: str, root_token: int) -> Any:
+    """Return token ids and parents in this library's form, by the rule of `root`."""
+    if root == "omitted":
+        low = min(parents, default=0)
+        if low < -1:
+            raise ArgumentError(
+                f"from_parent_lists: `parents` of request {request} holds {low}, expected at least -1, the root"
+            )
+        return [root_token, *tokens], [-1, *(link + 1 for link in parents)]
+    wanted = 0 if root == "self" else -1
+    if parents and parents[0] != wanted:
+        raise ArgumentError(
+            f"from_parent_lists: `parents`[0] of request {request} is {parents[0]}, expected {wanted} with "
+            f"root={root!r}; the other forms are {', '.join(repr(name) for name in ROOTS if name != root)}"
+        )
+    return list(tokens), [-1, *parents[1:]][: len(parents)]
+
+
+def from_parent_lists(
+    token_ids: Sequence[Any],
+    parents: Sequence[Any],
+    *,
+    root: str = "minus_one",
+    root_token_ids: int | Sequence[int] | None = None,
+    capacity: int | None = None,
+) -> DraftTree:
+    """Make a tree from lists of token ids and parents, one list or one a request (lengths may differ).
+
+    Parameters
+    ----------
+    token_ids, parents : list of int, or list of such lists
+        Without padding; an empty list is an inactive request (a lone root with root="omitted"), and so an empty
+        batch cannot be written.
+    root : {"minus_one", "self", "omitted"}
+        How the root is written, see `to_parent_lists`.
+    root_token_ids : int or one a request
+        Needed with root="omitted", where the lists do not hold the root; refused otherwise.
+    capacity : int, optional
+        N of the result; default the largest request.
+
+    Returns
+    -------
+    DraftTree
+        Shapes ([B,] N); path_scores None.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        Unequal lengths, a parent that does not come before its child (sort the nodes so that it does, for example
+        breadth-first), siblings that share a token, or a root that is not written as `root` says.
+
+    Examples
+    --------
+    >>> from_parent_lists([10, 20, 11], [-1, 0, -1], root="omitted", root_token_ids=7).parents.tolist()
+    [-1, 0, 1, 0]
+    """
+    function = "from_parent_lists"
+    choice(function, "root", root, ROOTS)
+    if (root_token_ids is None) == (root == "omitted"):
+        raise ArgumentError(f"{function}: `root_token_ids` goes with root='omitted' and with nothing else")
+    batched = any(isinstance(row, Sequence | np.ndarray) for row in (*token_ids, *parents))
+    tokens = list(token_ids) if batched else [token_ids]
+    links = list(parents) if batched else [parents]
+    roots = [root_token_ids] * len(links) if np.ndim(root_token_ids) == 0 else list(root_token_ids)  # type: ignore[arg-type]
+    if not len(tokens) == len(links) == len(roots):
+        raise ShapeError(
+            f"{function}: `token_ids` has {len(tokens)} requests, `parents` {len(links)}, the roots {len(roots)}; "
+            f"expected one number"
+        )
+    check = Checker(function)
+    rows = []
+    for request, (ids, row) in enumerate(zip(tokens, links, strict=True)):
+        if not isinstance(ids, Sequence | np.ndarray) or not isinstance(row, Sequence | np.ndarray):
+            raise DTypeError(f"{function}: request {request} is no list, though others are")
+        if len(ids) != len(row):
+            raise ShapeError(f"{function}: request {request} has {len(ids)} token ids and {len(row)} parents")
+        ids = [check.integer(f"token_ids[{request}]", token, low=0) for token in ids]
+        row = [check.integer(f"parents[{request}]", link) for link in row]
+        root_id = 0 if root_token_ids is None else check.integer("root_token_ids", roots[request], low=0)
+        rows.append(_rooted(request, row, ids, root, root_id))
+    size = max([len(row[0]) for row in rows], default=0)
+    size = size if capacity is None else check.integer("capacity", capacity, low=size)
+    arrays = np.full((2, len(rows), max(size, 1)), -1, np.int64)
+    for request, row in enumerate(rows):
+        arrays[:, request, : len(row[0])] = row
+    return DraftTree.from_parents(*(arrays if batched else arrays[:, 0]))
+
+
+def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) -> DraftTree:
+    """Recover the tree behind a visibility matrix: the parent of a node is the last node it sees before itself.
+
+    Every mask format of this package carries a bare mask; with the tokens it becomes a tree again.
+
+    Parameters
+    ----------
+    visibility : Visibility
+        N nodes a request.
+    token_ids : int32 | int64 array, shape ([B,] N)
+        Entries from num_nodes on are ignored.
+
+    Returns
+    -------
+    DraftTree
+        Shapes ([B,] N); path_scores None.
+
+    Raises
+    ------
+    UnsupportedError
+        A row that is not exactly "my ancestors and I": no tree has this mask.
+    ShapeError, DTypeError, ArgumentError
+        Arrays that do not fit, tokens below 0, or siblings that share a token.
+
+    Examples
+    --------
+    >>> tree = DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0])
+    >>> same = tree_from_visibility(Visibility(tree.visibility_bits, tree.num_nodes), tree.token_ids)
+    >>> same.parents.tolist()
+    [-1, 0, 1, 0]
+    """
+    function = "tree_from_visibility"
+    dense, counts = dense_on_host(function, visibility)
+    axes: tuple[int, ...] = tuple(dense.shape[:2])[0 if visibility.is_batched else 1 :]
+    tokens: Any = integers(Checker(function), "token_ids", token_ids, axes).reshape(dense.shape[:2])
+    parents = np.full(tokens.shape, -1, np.int64)
+    for request, count in enumerate(counts.tolist()):
+        for node in range(count):
+            before = np.flatnonzero(dense[request, node, :node])
+            parent = int(before[-1]) if before.size else -1
+            expected = dense[request, parent].copy() if parent >= 0 else np.zeros(dense.shape[-1], bool)
+            expected[node] = True
+            if (parent < 0) != (node == 0) or (dense[request, node] != expected).any():
+                seen = np.flatnonzero(dense[request, node]).tolist()
+                raise UnsupportedError(
+                    f"{function}: row {node} of request {request} sees {seen}, expected "
+                    f"{'itself only' if node == 0 else 'a path from node 0 to itself'}; no tree has this mask"
+                )
+            parents[request, node] = parent
+    tokens = np.where(np.arange(tokens.shape[1]) < counts[:, None], tokens, -1)
+    tree = DraftTree.from_parents(tokens, parents)
+    if (tree.num_nodes != counts).any():
+        request = int(np.flatnonzero(tree.num_nodes != counts)[0])
+        raise ArgumentError(
+            f"{function}: `token_ids` of request {request} holds -1 among its {counts[request]} valid nodes"
+        )
+    return tree if visibility.is_batched else tree.without_batch()

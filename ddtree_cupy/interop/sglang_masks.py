@@ -1,0 +1,202 @@
+"""SGLang's tree masks: FULL_MASK, QLEN_ONLY and QLEN_ONLY_BITPACKING."""
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.containers import DraftTree, Visibility
+from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
+from ddtree_cupy.interop._host import (
+    check_host,
+    dense_on_host,
+    lengths,
+    node_counts,
+    padding_sees_itself,
+    strip_context,
+    visibility_from,
+)
+
+
+class TreeMaskMode(IntEnum):
+    """SGLang's three layouts of `tree_mask`, with its names and numbers."""
+
+    FULL_MASK = 0
+    QLEN_ONLY = 1
+    QLEN_ONLY_BITPACKING = 2
+
+
+def mask_mode(function: str, mode: Any) -> TreeMaskMode:
+    """Return the mode for a TreeMaskMode, its number or its name.
+
+    Parameters
+    ----------
+    function : str
+        The caller, for the message.
+    mode : TreeMaskMode, int or str
+
+    Raises
+    ------
+    ArgumentError
+        Anything else.
+    """
+    try:
+        return TreeMaskMode[mode] if isinstance(mode, str) else TreeMaskMode(mode)
+    except (KeyError, ValueError):
+        known = ", ".join(f"{known.name}={known.value}" for known in TreeMaskMode)
+        raise ArgumentError(f"{function}: `mode` is {mode!r}, expected one of {known}") from None
+
+
+def _packed_dtype(function: str, draft_token_num: int) -> "np.dtype[Any]":
+    for bits in (8, 16, 32):
+        if draft_token_num <= bits:
+            return np.dtype(f"uint{bits}")
+    raise UnsupportedError(
+        f"{function}: QLEN_ONLY_BITPACKING holds one word of at most 32 bits a row, this tree has {draft_token_num} "
+        f"nodes; use QLEN_ONLY, or TensorRT-LLM's packed words, which span several a row"
+    )
+
+
+def to_sglang_mask(
+    visibility: Visibility | DraftTree,
+    context_lens: npt.ArrayLike | None = None,
+    *,
+    mode: TreeMaskMode | int | str = TreeMaskMode.FULL_MASK,
+) -> npt.NDArray[Any]:
+    """Return the flat `tree_mask` of a batch in which every request has D = N rows, the root among them.
+
+    FULL_MASK concatenates, request by request, D rows of context_len + D cells; QLEN_ONLY leaves the context
+    columns out; QLEN_ONLY_BITPACKING holds bit j of a row (bit 0 first) in one word.
+
+    Parameters
+    ----------
+    visibility : Visibility or DraftTree
+        Any boolean matrix. Rows from num_nodes on see the context and themselves, since SGLang runs them anyhow.
+    context_lens : int or int array_like, shape (B)
+        Keys already in the cache, SGLang's `seq_lens`. Needed by FULL_MASK only.
+    mode : TreeMaskMode, its number or its name
+        The layout.
+
+    Returns
+    -------
+    bool array, shape (sum of D * (context_len + D)) or (B * D * D); uint8, uint16 or uint32, shape (B * D), for
+    D up to 8, 16 and 32
+
+    Raises
+    ------
+    UnsupportedError
+        QLEN_ONLY_BITPACKING with D > 32: SGLang has no second word.
+    ShapeError, DTypeError, ArgumentError
+        Lengths that do not fit, arrays on a GPU, an unknown mode.
+
+    Notes
+    -----
+    True = may attend. The mask does not tell how many of the D rows are real; `from_sglang_mask` takes
+    `num_nodes=`. Source: `build_tree_efficient` in sgl-kernel/csrc/speculative/eagle_utils.cu and
+    python/sglang/srt/speculative/eagle_utils.py of github.com/sgl-project/sglang.
+
+    Examples
+    --------
+    >>> tree = DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0])
+    >>> to_sglang_mask(tree, mode="QLEN_ONLY_BITPACKING").tolist()
+    [1, 3, 7, 9]
+    >>> to_sglang_mask(tree, 2).reshape(4, 6).astype(int)[3].tolist()
+    [1, 1, 1, 0, 0, 1]
+    """
+    function = "to_sglang_mask"
+    layout = mask_mode(function, mode)
+    dense, counts = dense_on_host(function, visibility)
+    batch, size, _ = dense.shape
+    dense = padding_sees_itself(dense, counts)
+    if layout is TreeMaskMode.QLEN_ONLY:
+        return np.asarray(dense.ravel())
+    if layout is TreeMaskMode.QLEN_ONLY_BITPACKING:
+        dtype = _packed_dtype(function, size)
+        weights = np.left_shift(np.uint64(1), np.arange(size, dtype=np.uint64))
+        return np.asarray(np.where(dense, weights, np.uint64(0)).sum(axis=-1).ravel(), dtype)
+    if context_lens is None:
+        raise ArgumentError(f"{function}: FULL_MASK has context columns and so needs `context_lens`")
+    past = lengths(function, "context_lens", context_lens, batch)
+    parts = [
+        np.pad(rows, ((0, 0), (int(n), 0)), constant_values=True).ravel() for rows, n in zip(dense, past, strict=True)
+    ]
+    return np.concatenate([np.zeros(0, bool), *parts])
+
+
+def from_sglang_mask(
+    tree_mask: npt.NDArray[Any],
+    *,
+    draft_token_num: int,
+    context_lens: npt.ArrayLike | None = None,
+    num_nodes: npt.ArrayLike | None = None,
+    mode: TreeMaskMode | int | str = TreeMaskMode.FULL_MASK,
+) -> Visibility:
+    """Read a `tree_mask` back, always with its request axis.
+
+    Parameters
+    ----------
+    tree_mask : bool array, 1-d (uint8, uint16 or uint32 when packed)
+        Exactly the cells of this batch: cut a larger, reused buffer first, its tail belongs to another batch.
+    draft_token_num : int
+        D, SGLang's rows a request, root included.
+    context_lens : int or int array_like, shape (B)
+        SGLang's `seq_lens`; needed by FULL_MASK only.
+    num_nodes : int array_like, shape (B), default D
+        How many of the D rows are real; the rest is ignored.
+    mode : TreeMaskMode, its number or its name
+        The layout.
+
+    Returns
+    -------
+    Visibility
+        Batched, N = D.
+
+    Raises
+    ------
+    ShapeError
+        The number of cells is not that of the batch (a mask made for a padded batch, or D counted twice).
+    UnsupportedError
+        A row hides context (a sliding window), or D > 32 when packed.
+    DTypeError, ArgumentError
+        Another dtype than the mode has, lengths out of range, an unknown mode.
+
+    Examples
+    --------
+    >>> packed = np.array([1, 3, 7, 9], np.uint8)
+    >>> from_sglang_mask(packed, draft_token_num=4, mode=2).to_dense()[0, 3].astype(int).tolist()
+    [1, 0, 0, 1]
+    """
+    function = "from_sglang_mask"
+    layout = mask_mode(function, mode)
+    check = Checker(function)
+    size = check.integer("draft_token_num", draft_token_num, low=1)
+    check_host(check, "tree_mask", tree_mask)
+    packed = layout is TreeMaskMode.QLEN_ONLY_BITPACKING
+    check.array("tree_mask", tree_mask, ("cells",), (_packed_dtype(function, size).name if packed else "bool",))
+    if layout is TreeMaskMode.FULL_MASK and context_lens is None:
+        raise ArgumentError(f"{function}: FULL_MASK has context columns and so needs `context_lens`")
+    each = size if packed else size * size
+    batch = tree_mask.size // each if context_lens is None else np.size(context_lens)
+    past = np.zeros(batch, np.int64)
+    if context_lens is not None:
+        past = lengths(function, "context_lens", context_lens, batch)
+    cells = batch * each + (size * int(past.sum()) if layout is TreeMaskMode.FULL_MASK else 0)
+    if tree_mask.size != cells:
+        raise ShapeError(
+            f"{function}: `tree_mask` has {tree_mask.size} cells, expected {cells} for {batch} requests of {size} "
+            f"rows in {layout.name}; cut a reused buffer, and count the same requests on both sides"
+        )
+    counts = node_counts(function, num_nodes, batch, size)
+    if packed:
+        bits = np.right_shift(tree_mask[:, None].astype(np.uint64), np.arange(size, dtype=np.uint64)) & np.uint64(1)
+        return visibility_from((bits == 1).reshape(batch, size, size), counts)
+    if layout is TreeMaskMode.QLEN_ONLY:
+        return visibility_from(tree_mask.reshape(batch, size, size), counts)
+    dense, start = np.zeros((batch, size, size), bool), 0
+    for request, (width, count) in enumerate(zip((past + size).tolist(), counts.tolist(), strict=True)):
+        block = tree_mask[start : start + size * width].reshape(size, width)[:count]
+        dense[request, :count] = strip_context(function, request, block[:, width - size :], block[:, : width - size])
+        start += size * width
+    return visibility_from(dense, counts)
