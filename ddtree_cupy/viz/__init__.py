@@ -1,0 +1,25 @@
+"""Pictures of trees, masks, caches and measurements: one class a picture, matplotlib only when something is drawn.
+
+Every class takes its data in the constructor or through a class method (`from_tree`, `from_arrays`, ...), and
+`plot(ax=None, ...)` draws onto one Axes (a new one by default), keeps the artists in attributes with a trailing
+underscore (`ax_`, `figure_`, ...) and returns the object. Colours are those of Okabe and Ito; no global setting is
+touched. Arrays on a GPU are copied to the host when an object is made, which synchronises.
+"""
+
+from ddtree_cupy.viz.acceptance import AcceptanceDisplay
+from ddtree_cupy.viz.bench import BenchDisplay
+from ddtree_cupy.viz.budget import BudgetDisplay
+from ddtree_cupy.viz.error import ErrorDisplay
+from ddtree_cupy.viz.page_table import PageTableDisplay
+from ddtree_cupy.viz.tree import TreeDisplay
+from ddtree_cupy.viz.visibility import VisibilityDisplay
+
+__all__ = [
+    "AcceptanceDisplay",
+    "BenchDisplay",
+    "BudgetDisplay",
+    "ErrorDisplay",
+    "PageTableDisplay",
+    "TreeDisplay",
+    "VisibilityDisplay",
+]

@@ -1,0 +1,184 @@
+"""AcceptanceDisplay: how far rounds get, and which sibling the target takes."""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ddtree_cupy.containers import AcceptResult, DraftTree
+from ddtree_cupy.errors import ArgumentError, ShapeError
+from ddtree_cupy.viz import _common as c
+
+Array = Any
+Axes = Any
+
+
+class AcceptanceDisplay:
+    """Accepted draft tokens of many rounds: a histogram over the depth, and hits by sibling rank.
+
+    Parameters
+    ----------
+    num_accepted : int array, shape (rounds,)
+        Draft tokens accepted, root and bonus excluded; rounds with -1 (inactive) are left out.
+    hit_ranks : int array, shape (rounds, L), optional
+        Rank among its siblings (0 = the drafter's favourite) of the node accepted at depth d + 1; -1 for none.
+
+    Attributes
+    ----------
+    ax_, figure_ : matplotlib objects
+    bars_, line_, legend_ : matplotlib objects
+        Of kind "depth".
+    image_, texts_ : matplotlib objects
+        Of kind "rank".
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> display = AcceptanceDisplay.from_arrays([0, 2, 1, 2], hit_ranks=[[-1, -1], [0, 1], [1, -1], [0, 0]])
+    >>> display.plot().ax_.get_ylabel()
+    'fraction of 4 rounds'
+    >>> display.stop_rates().tolist()
+    [0.25, 0.25, 0.5]
+    >>> display.rank_rates().tolist()
+    [[0.5, 0.25], [0.25, 0.25]]
+    """
+
+    def __init__(self, num_accepted: Array, *, hit_ranks: Array | None = None) -> None:
+        name = "AcceptanceDisplay"
+        counts = c.integers(name, "num_accepted", num_accepted)
+        ranks = None if hit_ranks is None else c.integers(name, "hit_ranks", hit_ranks, 2)
+        c.same_length(name, len(counts), "num_accepted", hit_ranks=ranks)
+        active = counts >= 0
+        if not active.any() or (counts < -1).any():
+            raise ArgumentError(f"{name}: `num_accepted` is {_shown(counts)}, expected an active round, values from -1")
+        self.num_accepted = counts[active]
+        self.hit_ranks = None if ranks is None else ranks[active]
+        if self.hit_ranks is not None:
+            deep = np.arange(self.hit_ranks.shape[1])
+            wrong = (self.hit_ranks >= 0) != (deep < self.num_accepted[:, None])
+            if wrong.any() or self.num_accepted.max() > len(deep):
+                raise ArgumentError(f"{name}: `hit_ranks` does not hold one rank for each of `num_accepted` depths")
+
+    @classmethod
+    def from_arrays(cls, num_accepted: Array, **options: Any) -> Self:
+        """Take plain arrays; `options` as in the constructor."""
+        return cls(num_accepted, **options)
+
+    @classmethod
+    def from_rounds(cls, trees: Sequence[DraftTree], results: Sequence[AcceptResult]) -> Self:
+        """Take the trees of many rounds, batched or not, and what `accept` returned for each.
+
+        Parameters
+        ----------
+        trees : sequence of DraftTree
+        results : sequence of AcceptResult
+            As long, with the same request axes.
+        """
+        name = "AcceptanceDisplay.from_rounds"
+        if len(trees) != len(results):
+            raise ShapeError(f"{name}: `results` has {len(results)} entries, expected {len(trees)} like `trees`")
+        found = []
+        for tree, result in zip(trees, results, strict=True):
+            if tree.token_ids.shape != result.accepted.shape:
+                shapes = f"{result.accepted.shape}, expected {tree.token_ids.shape} like its tree"
+                raise ShapeError(f"{name}: `accepted` of a result is {shapes}")
+            tree, result = tree._on_host(), result._on_host()
+            if not tree.is_batched:
+                tree, result = tree.with_batch(), result.with_batch()
+            for b, count in enumerate(result.num_accepted.tolist()):
+                if count >= 0:
+                    found.append(_ranks(tree.parents[b], result.accepted[b, 1 : count + 1]))
+        ranks = np.full((len(found), max(map(len, found), default=0)), -1)
+        for row, values in zip(ranks, found, strict=True):
+            row[: len(values)] = values
+        return cls(np.array([len(values) for values in found], np.int64), hit_ranks=ranks)
+
+    @classmethod
+    def from_tree(cls, tree: DraftTree, result: AcceptResult) -> Self:
+        """Take one tree, mostly a batched one, and its result."""
+        return cls.from_rounds([tree], [result])
+
+    def stop_rates(self) -> Any:
+        """Return float64 (deepest + 1,): fraction of rounds that accepted exactly d tokens."""
+        return np.bincount(self.num_accepted) / len(self.num_accepted)
+
+    def rank_rates(self) -> Any:
+        """Return float64 (L, ranks): fraction of rounds whose accepted node at depth d + 1 had that sibling rank."""
+        if self.hit_ranks is None:
+            raise ArgumentError("AcceptanceDisplay.rank_rates: `hit_ranks` is None, expected to be given")
+        rates = np.zeros((self.hit_ranks.shape[1], int(self.hit_ranks.max(initial=0)) + 1))
+        for depth, column in enumerate(self.hit_ranks.T):
+            rates[depth] = np.bincount(column[column >= 0], minlength=rates.shape[1]) / len(column)
+        return rates
+
+    def plot(self, ax: Axes = None, *, kind: str = "depth", **kw: Any) -> Self:
+        """Draw one of the two pictures.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        kind : {"depth", "rank"}
+            How many tokens were accepted; or at which depth which sibling was.
+        **kw
+            To `bar` or `imshow`.
+        """
+        c.choice("AcceptanceDisplay.plot", "kind", kind, ("depth", "rank"))
+        if kind == "depth":
+            self._plot_depth(c.new_axes(ax, 5.2, 3.2), kw)
+        else:
+            rates = self.rank_rates()
+            if not rates.size:
+                raise ArgumentError("AcceptanceDisplay.plot: no round accepted a token, expected one for kind 'rank'")
+            height, width = (float(np.clip(1.3 + 0.34 * n, 2.2, 6.5)) for n in rates.shape)
+            self._plot_rank(c.new_axes(ax, width + 1.4, height), rates, kw)
+        self.figure_ = self.ax_.figure
+        return self
+
+    def _plot_depth(self, ax: Axes, kw: dict[str, Any]) -> None:
+        rates = self.stop_rates()
+        depths = np.arange(len(rates))
+        self.ax_ = ax
+        self.bars_ = ax.bar(depths, rates, **{"color": c.SKY, "width": 0.8, "label": "rounds that stop here", **kw})
+        reached = rates[::-1].cumsum()[::-1]
+        self.line_ = ax.plot(depths, reached, color=c.BLUE, marker="o", ms=4, label="rounds that get this far")[0]
+        mean = float(self.num_accepted.mean())
+        ax.axvline(mean, color=c.VERMILLION, ls="--", lw=1.5, label=f"mean {mean:.2f}")
+        ax.set_ylim(0, 1.05)
+        ax.set_xticks(depths[:: max(1, len(depths) // 16)])
+        ax.set_xlabel("accepted draft tokens (depth)")
+        ax.set_ylabel(f"fraction of {len(self.num_accepted):,} rounds")
+        c.bare(ax, "top", "right")
+        self.legend_ = ax.legend(frameon=False, fontsize=8)
+
+    def _plot_rank(self, ax: Axes, rates: Any, kw: dict[str, Any]) -> None:
+        self.ax_ = ax
+        self.image_ = ax.imshow(rates, **{"cmap": c.SCORES, "vmin": 0, "aspect": "auto", **kw})
+        middle = sum(self.image_.get_clim()) / 2
+        self.texts_ = []
+        if rates.shape[1] <= 12 and rates.shape[0] <= 20:
+            for (depth, rank), rate in np.ndenumerate(rates):
+                if rate > 0:
+                    ink = "black" if rate > middle else "white"
+                    text = f"{100 * rate:.0f}" if rate >= 0.005 else "<1"
+                    self.texts_.append(ax.text(rank, depth, text, ha="center", va="center", color=ink, fontsize=7))
+        ax.set_yticks(range(0, len(rates), max(1, len(rates) // 12)))
+        ax.set_yticklabels([str(int(tick) + 1) for tick in ax.get_yticks()])
+        ax.set_xticks(range(0, rates.shape[1], max(1, rates.shape[1] // 12)))
+        ax.set_xlabel("rank among siblings (0 = the drafter's favourite)")
+        ax.set_ylabel("depth of the accepted node")
+        ax.figure.colorbar(self.image_, ax=ax, label="fraction of rounds (cells: %)", pad=0.02)
+
+
+def _shown(values: Any) -> str:
+    return str(values.tolist()) if values.size <= 12 else f"{values[:12].tolist()} and {values.size - 12} more"
+
+
+def _ranks(parents: Any, accepted: Any) -> list[int]:
+    """Return the rank of every accepted node among its siblings, which stand in order of score."""
+    return [int((parents[:node] == parents[node]).sum()) for node in accepted.tolist()]

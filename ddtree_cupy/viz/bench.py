@@ -1,0 +1,209 @@
+"""BenchDisplay: measured times over the context length, and the same runs under the roofline."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.viz import _common as c
+
+Array = Any
+Axes = Any
+
+_POSITIVE = ("contexts", "times_us", "low_us", "high_us", "flops", "bytes_moved")
+
+
+class BenchDisplay:
+    """Measured runs of several kernel versions, one entry a run.
+
+    Parameters
+    ----------
+    versions : sequence of str, shape (n,)
+        What a line stands for: a kernel version, or version and shape.
+    contexts : float array, shape (n,)
+        Keys in the cache.
+    times_us : float array, shape (n,)
+        Medians in microseconds.
+    low_us, high_us : float array, shape (n,), optional
+        The 20th and the 80th percentile, both or none.
+    flops, bytes_moved : float array, shape (n,), optional
+        Operations and least bytes of a run; both are needed for the roofline.
+    peak_flops_per_second, peak_bytes_per_second : float, optional
+        What the card reaches; both are needed for the roofline.
+
+    Attributes
+    ----------
+    ax_, figure_, legend_ : matplotlib objects
+    lines_ : dict of str to Line2D
+        One a version.
+    bands_ : list
+        20 to 80 % intervals of kind "time".
+    roof_ : Line2D
+        Of kind "roofline".
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> display = BenchDisplay.from_arrays(["v1", "v1", "v2", "v2"], [1024, 8192, 1024, 8192], [90, 700, 60, 410])
+    >>> sorted(display.plot().lines_)
+    ['v1', 'v2']
+    """
+
+    def __init__(
+        self,
+        versions: Sequence[str],
+        contexts: Array,
+        times_us: Array,
+        *,
+        low_us: Array | None = None,
+        high_us: Array | None = None,
+        flops: Array | None = None,
+        bytes_moved: Array | None = None,
+        peak_flops_per_second: float | None = None,
+        peak_bytes_per_second: float | None = None,
+    ) -> None:
+        name = "BenchDisplay"
+        self.versions = [str(version) for version in versions]
+        if not self.versions:
+            raise ArgumentError(f"{name}: `versions` is empty, expected at least one run")
+        given = (contexts, times_us, low_us, high_us, flops, bytes_moved)
+        arrays = {
+            argument: None if value is None else c.floats(name, argument, value, 1)
+            for argument, value in zip(_POSITIVE, given, strict=True)
+        }
+        c.same_length(name, len(self.versions), "versions", **arrays)
+        for argument, array in arrays.items():
+            if array is not None and not ((array > 0) & np.isfinite(array)).all():
+                raise ArgumentError(f"{name}: `{argument}` is {array.tolist()}, expected finite values above 0")
+        self.contexts: Any = arrays["contexts"]
+        self.times_us: Any = arrays["times_us"]
+        self.low_us, self.high_us = arrays["low_us"], arrays["high_us"]
+        self.flops, self.bytes_moved = arrays["flops"], arrays["bytes_moved"]
+        if (self.low_us is None) != (self.high_us is None):
+            raise ArgumentError(f"{name}: `low_us` and `high_us` go together, expected both or none")
+        for argument, peak in (
+            ("peak_flops_per_second", peak_flops_per_second),
+            ("peak_bytes_per_second", peak_bytes_per_second),
+        ):
+            if peak is not None and not 0 < peak < np.inf:
+                raise ArgumentError(f"{name}: `{argument}` is {peak}, expected a finite value above 0")
+        self.peak_flops_per_second, self.peak_bytes_per_second = peak_flops_per_second, peak_bytes_per_second
+
+    @classmethod
+    def from_arrays(cls, versions: Sequence[str], contexts: Array, times_us: Array, **options: Any) -> Self:
+        """Take plain arrays; `options` as in the constructor."""
+        return cls(versions, contexts, times_us, **options)
+
+    @classmethod
+    def from_report(cls, report: Mapping[str, Any], *, op: str = "tree_attention") -> Self:
+        """Take what `python -m ddtree_cupy.bench --json` prints: the timed rows of one op whose name ends in "T n".
+
+        Parameters
+        ----------
+        report : mapping
+            With "rows", and "yardstick_before" for the roofline.
+        op : str
+            Rows of other ops are left out; so are rows that failed their gate.
+        """
+        rows = []
+        for row in report.get("rows", ()):
+            found = re.fullmatch(r"(.*) T (\d+)", row.get("name", ""))
+            if row.get("op") == op and "failed" not in row and found:
+                rows.append((f"{row['variant']}, {found[1]}", int(found[2]), row))
+        if not rows:
+            raise ArgumentError(f"BenchDisplay.from_report: `report` has no timed row of {op} whose name ends in T n")
+        peaks = report.get("yardstick_before", {})
+        times = [row["event_us"] for *_, row in rows]
+        return cls(
+            [version for version, *_ in rows],
+            [context for _, context, _ in rows],
+            times,
+            low_us=[row["low_us"] for *_, row in rows],
+            high_us=[row["high_us"] for *_, row in rows],
+            flops=[1e6 * row["tflops"] * time for (*_, row), time in zip(rows, times, strict=True)],
+            bytes_moved=[row["bytes"] for *_, row in rows],
+            peak_flops_per_second=peaks.get("matmul_flops_per_second"),
+            peak_bytes_per_second=peaks.get("copy_bytes_per_second"),
+        )
+
+    def plot(self, ax: Axes = None, *, kind: str = "time", **kw: Any) -> Self:
+        """Draw one of the two pictures.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        kind : {"time", "roofline"}
+            Microseconds over the context; or operations a second over operations a byte, under what the card reaches.
+        **kw
+            To every line.
+        """
+        c.choice("BenchDisplay.plot", "kind", kind, ("time", "roofline"))
+        if kind == "roofline":
+            needed = ("flops", "bytes_moved", "peak_flops_per_second", "peak_bytes_per_second")
+            missing = [argument for argument in needed if getattr(self, argument) is None]
+            if missing:
+                raise ArgumentError(f"BenchDisplay.plot: `{missing[0]}` is None, expected a value for the roofline")
+        ax = c.new_axes(ax, 5.6, 3.8)
+        self.ax_, self.figure_ = ax, ax.figure
+        self.bands_: list[Any] = []
+        self.lines_ = self._plot_times(ax, kw) if kind == "time" else self._plot_roofline(ax, kw)
+        ax.grid(color=c.PALE, lw=0.6)
+        ax.set_axisbelow(True)
+        c.bare(ax, "top", "right")
+        columns = 3 if max(map(len, self.versions)) < 18 else 2
+        handles = [*self.lines_.values(), *([self.roof_] if kind == "roofline" else [])]
+        self.legend_ = c.legend_above(ax, handles, columns)
+        return self
+
+    def _each(self) -> list[tuple[str, Any, dict[str, Any]]]:
+        """Return (version, indices by context, line style) in order of first appearance."""
+        order = list(dict.fromkeys(self.versions))
+        names = np.array(self.versions)
+        groups = []
+        for number, version in enumerate(order):
+            chosen = np.flatnonzero(names == version)
+            style = {"color": c.CYCLE[number % len(c.CYCLE)], "marker": c.MARKERS[number % len(c.MARKERS)]}
+            groups.append((version, chosen[np.argsort(self.contexts[chosen], kind="stable")], style))
+        return groups
+
+    def _plot_times(self, ax: Axes, kw: dict[str, Any]) -> dict[str, Any]:
+        lines = {}
+        for version, runs, style in self._each():
+            options = {"ms": 5, "lw": 1.5, "label": version, **style, **kw}
+            lines[version] = ax.plot(self.contexts[runs], self.times_us[runs], **options)[0]
+            if self.low_us is not None and self.high_us is not None:
+                ends = self.low_us[runs], self.high_us[runs]
+                self.bands_.append(ax.fill_between(self.contexts[runs], *ends, color=style["color"], alpha=0.2, lw=0))
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.set_xlabel("context length (tokens)")
+        ax.set_ylabel("time (µs, median)")
+        return lines
+
+    def _plot_roofline(self, ax: Axes, kw: dict[str, Any]) -> dict[str, Any]:
+        flops, moved = np.asarray(self.flops), np.asarray(self.bytes_moved)
+        most_flops, most_bytes = float(self.peak_flops_per_second or 0), float(self.peak_bytes_per_second or 0)
+        intensity, rate = flops / moved, 1e-6 * flops / self.times_us
+        ridge = most_flops / most_bytes
+        ends = np.array([min(intensity.min(), ridge) / 2, ridge, max(intensity.max(), ridge) * 2])
+        roof = 1e-12 * np.minimum(ends * most_bytes, most_flops)
+        peaks = f"{most_bytes / 1e12:.2f} TB/s, {most_flops / 1e12:.0f} TFLOP/s"
+        self.roof_ = ax.plot(ends, roof, color=c.DARK, lw=2, label=f"roof: {peaks}")[0]
+        lines = {}
+        for version, runs, style in self._each():
+            options = {"ms": 6, "ls": ":", "lw": 0.8, "label": version, **style, **kw}
+            lines[version] = ax.plot(intensity[runs], rate[runs], **options)[0]
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlabel("operations per byte (FLOP/B)")
+        ax.set_ylabel("rate (TFLOP/s)")
+        return lines

@@ -1,0 +1,199 @@
+"""BudgetDisplay: what a larger tree buys, and what it costs."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from ddtree_cupy.containers import DraftTree
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.viz import _common as c
+
+Array = Any
+Axes = Any
+
+
+class BudgetDisplay:
+    """Tokens a verification pass adds to the text, over the budget; and the speedup when a pass costs more.
+
+    Parameters
+    ----------
+    budgets : int array, shape (n,)
+        Nodes besides the root, ascending.
+    expected : float array, shape (n,), optional
+        Tokens a pass by the drafter's own probabilities: 1 + sum of exp(path score).
+    realised : float array, shape (n,), optional
+        Mean tokens a pass that the target really accepted, bonus included.
+    realised_low, realised_high : float array, shape (n,), optional
+        Ends of an interval around `realised`, both or none.
+    cost : float array, shape (n,), or callable, optional
+        Cost of one pass with that many nodes besides the root, drafting included, in plain decoding passes.
+
+    Attributes
+    ----------
+    ax_, figure_ : matplotlib objects
+    lines_ : dict of str to Line2D
+        "expected" and "realised", as far as they are known.
+    band_, best_, legend_
+        Artists of the interval, of the best budget (speedup only) and of the legend.
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> display = BudgetDisplay.from_arrays([1, 2, 4], expected=[1.6, 2.0, 2.3], cost=lambda n: 1 + n / 10)
+    >>> display.best_budget()
+    2
+    >>> display.plot(kind="speedup").ax_.get_ylabel()
+    'speedup over plain decoding'
+    """
+
+    def __init__(
+        self,
+        budgets: Array,
+        *,
+        expected: Array | None = None,
+        realised: Array | None = None,
+        realised_low: Array | None = None,
+        realised_high: Array | None = None,
+        cost: Array | Callable[[int], float] | None = None,
+    ) -> None:
+        name = "BudgetDisplay"
+        self.budgets = c.integers(name, "budgets", budgets)
+        if not self.budgets.size or (self.budgets < 0).any() or (np.diff(self.budgets) <= 0).any():
+            raise ArgumentError(f"{name}: `budgets` is {self.budgets.tolist()}, expected ascending values from 0 on")
+        if expected is None and realised is None:
+            raise ArgumentError(f"{name}: `expected` and `realised` are None, expected at least one of them")
+        if (realised_low is None) != (realised_high is None) or (realised_low is not None and realised is None):
+            raise ArgumentError(f"{name}: `realised_low` and `realised_high` go together, and with `realised`")
+        self.expected, self.realised, self.realised_low, self.realised_high = (
+            None if value is None else c.floats(name, argument, value, 1)
+            for argument, value in (
+                ("expected", expected),
+                ("realised", realised),
+                ("realised_low", realised_low),
+                ("realised_high", realised_high),
+            )
+        )
+        if callable(cost):
+            cost = [cost(int(n)) for n in self.budgets]
+        self.cost = None if cost is None else c.floats(name, "cost", cost, 1)
+        c.same_length(
+            name,
+            len(self.budgets),
+            "budgets",
+            expected=self.expected,
+            realised=self.realised,
+            realised_low=self.realised_low,
+            realised_high=self.realised_high,
+            cost=self.cost,
+        )
+        if self.cost is not None and not ((self.cost > 0) & np.isfinite(self.cost)).all():
+            raise ArgumentError(f"{name}: `cost` is {self.cost.tolist()}, expected finite values above 0")
+
+    @classmethod
+    def from_tree(
+        cls,
+        tree: DraftTree,
+        *,
+        cost: Array | Callable[[int], float] | None = None,
+        request: int | None = None,
+    ) -> Self:
+        """Take the path scores of one tree: expected tokens of its first n nodes, for every n from 0.
+
+        Parameters
+        ----------
+        tree : DraftTree
+            Best-first, so that its prefixes are the trees of smaller budgets.
+        cost : array or callable, optional
+            As in the constructor; an array is indexed by n.
+        request : int, optional
+            Which one of a batch.
+        """
+        name = "BudgetDisplay.from_tree"
+        one = c.one_request(name, tree, request)
+        if one.path_scores is None:
+            raise ArgumentError(f"{name}: `tree.path_scores` is None, expected a tree built from draft logits")
+        count = int(one.num_nodes)
+        if count == 0:
+            raise ArgumentError(f"{name}: `tree` has no nodes (an inactive request)")
+        return cls(np.arange(count), expected=np.cumsum(np.exp(one.path_scores[:count])), cost=cost)
+
+    @classmethod
+    def from_arrays(cls, budgets: Array, **options: Any) -> Self:
+        """Take plain arrays; `options` as in the constructor."""
+        return cls(budgets, **options)
+
+    def speedup(self, which: str) -> Any:
+        """Return float64 (n,): tokens a pass over its cost, for `which` = "expected" or "realised"."""
+        c.choice("BudgetDisplay.speedup", "which", which, ("expected", "realised"))
+        tokens = getattr(self, which)
+        if self.cost is None or tokens is None:
+            missing = "cost" if self.cost is None else which
+            raise ArgumentError(f"BudgetDisplay.speedup: `{missing}` is None, expected to be given")
+        return tokens / self.cost
+
+    def best_budget(self) -> int:
+        """Return the budget of the highest speedup, the smallest on ties; by `realised` when it is known."""
+        which = "expected" if self.realised is None else "realised"
+        return int(self.budgets[np.argmax(self.speedup(which))])
+
+    def plot(self, ax: Axes = None, *, kind: str = "tokens", log: bool | None = None, **kw: Any) -> Self:
+        """Draw tokens a pass, or the speedup, over the budget.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        kind : {"tokens", "speedup"}
+            "speedup" needs `cost` and marks the best budget.
+        log : bool, optional
+            Whether the budget axis is in powers of 2; default: when the largest budget is above 32.
+        **kw
+            To both lines.
+        """
+        c.choice("BudgetDisplay.plot", "kind", kind, ("tokens", "speedup"))
+        if kind == "speedup":
+            self.best_budget()  # complains before anything is drawn
+        ax = c.new_axes(ax, 5.2, 3.4)
+        self.ax_, self.figure_ = ax, ax.figure
+        scale = self.cost if kind == "speedup" and self.cost is not None else np.ones(len(self.budgets))
+        looks = {"expected": (c.SKY, "o", "--"), "realised": (c.BLUE, "s", "-")}
+        names = {"expected": "expected by the drafter", "realised": "realised"}
+        self.lines_ = {}
+        for which, (color, marker, style) in looks.items():
+            tokens = getattr(self, which)
+            if tokens is not None:
+                every = max(1, len(tokens) // 16)
+                options = {"color": color, "marker": marker, "ls": style, "ms": 4, "markevery": every, **kw}
+                self.lines_[which] = ax.plot(self.budgets, tokens / scale, label=names[which], **options)[0]
+        self.band_ = None
+        if self.realised_low is not None and self.realised_high is not None:
+            ends = self.realised_low / scale, self.realised_high / scale
+            self.band_ = ax.fill_between(self.budgets, *ends, color=c.BLUE, alpha=0.2, lw=0, label="interval")
+        if self.budgets[-1] > 32 if log is None else log:
+            ax.set_xscale("symlog" if self.budgets[0] == 0 else "log", base=2, **self._linear_part())
+            ax.xaxis.set_major_formatter("{x:.0f}")
+        self.best_ = self._mark_best(ax) if kind == "speedup" else None
+        ax.set_xlabel("budget (nodes besides the root)")
+        ax.set_ylabel("tokens per target pass" if kind == "tokens" else "speedup over plain decoding")
+        ax.grid(color=c.PALE, lw=0.6)
+        ax.set_axisbelow(True)
+        c.bare(ax, "top", "right")
+        self.legend_ = ax.legend(frameon=False, fontsize=8)
+        return self
+
+    def _linear_part(self) -> dict[str, float]:
+        return {"linthresh": 1.0} if self.budgets[0] == 0 else {}
+
+    def _mark_best(self, ax: Axes) -> Any:
+        best = self.best_budget()
+        which = "expected" if self.realised is None else "realised"
+        value = float(self.speedup(which).max())
+        ax.axhline(1.0, color=c.GREY, lw=0.8, ls=":")
+        label = f"best: budget {best}, {value:.2f}x"
+        return ax.plot([best], [value], ls="", marker="*", ms=13, color=c.VERMILLION, label=label, zorder=4)[0]

@@ -1,0 +1,184 @@
+"""ErrorDisplay: how far a kernel is from the reference, beside how far it may be."""
+
+from typing import Any, Self
+
+import numpy as np
+
+from ddtree_cupy.errors import ArgumentError, ShapeError
+from ddtree_cupy.viz import _common as c
+
+Array = Any
+Axes = Any
+
+
+class ErrorDisplay:
+    """Absolute errors against the errors the float rule allows, or as a map by node and head.
+
+    Parameters
+    ----------
+    error : float array
+        |kernel - reference|; NaN and inf where one of the two alone is not finite.
+    allowed : float array that broadcasts to `error`
+        The bound of every entry.
+
+    Attributes
+    ----------
+    ax_, figure_ : matplotlib objects
+    points_, failures_, diagonal_, legend_ : matplotlib objects
+        Of kind "scatter": entries within their bound, beyond it (None for none), and error = allowed.
+    image_, marks_, colorbar_ : matplotlib objects
+        Of kind "map": the ratio of error and bound, and a cross on every cell above 1 (None for none).
+
+    Raises
+    ------
+    ShapeError, DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
+
+    Examples
+    --------
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> reference = np.array([[1.0, 2.0], [3.0, 4.0]])
+    >>> kernel = np.array([[1.0, 2.0], [3.0, 4.5]], np.float32)
+    >>> display = ErrorDisplay.from_arrays(kernel, reference, reference.astype(np.float32), floor=1e-6)
+    >>> display.num_failures
+    1
+    >>> display.plot(kind="map").ax_.get_ylabel()
+    'node'
+    """
+
+    def __init__(self, error: Array, allowed: Array) -> None:
+        name = "ErrorDisplay"
+        self.error = c.floats(name, "error", error)
+        bound = c.floats(name, "allowed", allowed)
+        if not self.error.size:
+            raise ShapeError(f"{name}: `error` is {self.error.shape}, expected at least one entry")
+        try:
+            self.allowed = np.broadcast_to(bound, self.error.shape)
+        except ValueError:
+            raise ShapeError(
+                f"{name}: `allowed` is {bound.shape}, expected to broadcast to {self.error.shape} like `error`"
+            ) from None
+        if (self.error < 0).any() or not (np.isfinite(self.allowed) & (self.allowed >= 0)).all():
+            raise ArgumentError(f"{name}: `error` or `allowed` holds values below 0, or `allowed` infinite ones")
+
+    @classmethod
+    def from_arrays(cls, actual: Array, reference: Array, baseline: Array, *, floor: Array) -> Self:
+        """Apply the float rule, allowed = 2 max|baseline - reference| + floor.
+
+        Parameters
+        ----------
+        actual : float array
+            What is judged.
+        reference : float array of that shape
+            Computed in float64 throughout.
+        baseline : float array of that shape
+            NumPy's result in the kernel's precision.
+        floor : float or array
+            From `ddtree_cupy.testing.out_floor` or `lse_floor`.
+        """
+        name = "ErrorDisplay.from_arrays"
+        left, exact, base = (
+            c.floats(name, argument, value)
+            for argument, value in (("actual", actual), ("reference", reference), ("baseline", baseline))
+        )
+        for argument, array in (("actual", left), ("baseline", base)):
+            if array.shape != exact.shape:
+                raise ShapeError(f"{name}: `{argument}` is {array.shape}, expected {exact.shape} like `reference`")
+        with np.errstate(invalid="ignore"):
+            same = (left == exact) | (np.isnan(left) & np.isnan(exact))
+            error = np.where(same, 0.0, np.abs(left - exact))
+            finite = np.isfinite(exact)
+            of_baseline = np.abs(base - exact)[finite].max(initial=0.0)
+        return cls(error, 2 * of_baseline + c.floats(name, "floor", floor))
+
+    @property
+    def failures(self) -> Any:
+        """Bool array: entries beyond their bound, NaN included."""
+        return ~(self.error <= self.allowed)
+
+    @property
+    def num_failures(self) -> int:
+        """Number of entries beyond their bound."""
+        return int(self.failures.sum())
+
+    def ratios(self) -> Any:
+        """Return float64 (N, H): the largest error over its bound of every node and head; inf where none is allowed.
+
+        The first two axes count as node and head; what follows them is reduced.
+        """
+        if self.error.ndim < 2:
+            raise ShapeError(f"ErrorDisplay: `error` is {self.error.shape}, expected (num_nodes, num_heads, ...)")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(self.error == 0, 0.0, self.error / self.allowed)
+        flat = np.where(np.isnan(ratio), np.inf, ratio).reshape(*self.error.shape[:2], -1)
+        return flat.max(axis=2)
+
+    def plot(self, ax: Axes = None, *, kind: str = "scatter", **kw: Any) -> Self:
+        """Draw one of the two pictures.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, optional
+        kind : {"scatter", "map"}
+            Error over allowed error, both logarithmic; or their ratio by node and head.
+        **kw
+            To `scatter` or `imshow`.
+        """
+        c.choice("ErrorDisplay.plot", "kind", kind, ("scatter", "map"))
+        if kind == "scatter":
+            self._plot_scatter(c.new_axes(ax, 4.6, 4.2), kw)
+        else:
+            ratios = self.ratios()
+            height, width = (float(np.clip(1.6 + 0.2 * n, 2.6, 7.0)) for n in ratios.shape)
+            self._plot_map(c.new_axes(ax, width + 1.6, height), ratios, kw)
+        self.figure_ = self.ax_.figure
+        return self
+
+    def _plot_scatter(self, ax: Axes, kw: dict[str, Any]) -> None:
+        self.ax_ = ax
+        error, allowed, failed = self.error.ravel(), self.allowed.ravel(), self.failures.ravel()
+        finite = np.isfinite(error)
+        both = np.concatenate([error[finite], allowed])
+        low, high = (both[both > 0].min() if (both > 0).any() else 1.0) / 4, both.max() * 4 or 1.0
+        shown = np.where(finite, np.clip(error, low, None), high)  # exact entries on the lower edge, NaN on the upper
+        bound = np.clip(allowed, low, None)
+        passing = ~failed
+        looks = {"s": 10 if error.size <= 2000 else 3, "alpha": 0.5, "lw": 0, **kw}
+        note = f"within its bound: {int(passing.sum()):,}"
+        self.points_ = ax.scatter(bound[passing], shown[passing], **{"color": c.BLUE, "label": note, **looks})
+        self.failures_ = None
+        if failed.any():
+            crosses = {"color": c.VERMILLION, "marker": "x", "s": 28, "lw": 1.3, "zorder": 3}
+            note = f"beyond it: {int(failed.sum()):,}"
+            self.failures_ = ax.scatter(bound[failed], shown[failed], label=note, **crosses)
+        ends = [low / 2, high * 2]
+        self.diagonal_ = ax.plot(ends, ends, color=c.DARK, lw=1, ls="--", label="error = allowed")[0]
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlim(bound.min() / 4, bound.max() * 4)
+        ax.set_ylim(*ends)
+        ax.set_xlabel("allowed error (unit of the output)")
+        ax.set_ylabel("|kernel - reference| (exact on the lower edge)")
+        c.bare(ax, "top", "right")
+        self.legend_ = c.legend_above(ax, ax.get_legend_handles_labels()[0], columns=2)
+
+    def _plot_map(self, ax: Axes, ratios: Any, kw: dict[str, Any]) -> None:
+        self.ax_ = ax
+        shown = np.minimum(ratios, 2.0)
+        options = {"cmap": c.SCORES, "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest", **kw}
+        self.image_ = ax.imshow(shown, **options)
+        nodes, heads = np.nonzero(ratios > 1)
+        self.marks_ = None
+        if nodes.size:
+            self.marks_ = ax.scatter(
+                heads, nodes, marker="x", color=c.VERMILLION, s=24, lw=1.6, label=f"above 1: {nodes.size:,}"
+            )
+            c.legend_above(ax, [self.marks_])
+        ax.set_xlabel("head")
+        ax.set_ylabel("node")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.get_major_locator().set_params(integer=True)
+        self.colorbar_ = ax.figure.colorbar(
+            self.image_, ax=ax, label="largest error / allowed error", extend="max", pad=0.02
+        )
