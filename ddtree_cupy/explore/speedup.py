@@ -31,6 +31,10 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """Return e.g. "6.66 (5.92 to 7.67)"."""
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
 
 def tokens_per_pass(result: Replay, *, samples: int = 1000, confidence: float = 0.95, seed: int = 0) -> Interval:
     """Return the mean tokens a pass commits, and its percentile interval.

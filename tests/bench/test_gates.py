@@ -1,0 +1,74 @@
+"""Every gate of the benchmark passes on right results and fails on wrong ones: NumPy stands for CuPy, and the emulator
+for the GPU."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddtree_cupy import emulate
+from ddtree_cupy.bench import attention, cases, others
+
+PREPARED = {
+    "top_candidates": lambda: others.prepare_top_candidates(1, 8),
+    "best_first_tree": lambda: others.prepare_best_first(2, 12),
+    "greedy_targets": lambda: others.prepare_targets("greedy_targets", 2, 3),
+    "sample_targets": lambda: others.prepare_targets("sample_targets", 2, 3),
+    "accept and commit_kv": lambda: others.prepare_commit(2),
+    "tree_attention": lambda: attention.prepare_attention(2, 2, 5, 70, "v2_split_kv"),
+}
+FIRST_RESULT = {
+    "top_candidates": (others, "top_candidates", lambda candidates: candidates.token_ids),
+    "best_first_tree": (others, "best_first_tree", lambda tree: tree.parents),
+    "greedy_targets": (others, "greedy_targets", lambda token_ids: token_ids),
+    "sample_targets": (others, "sample_targets", lambda token_ids: token_ids),
+    "accept and commit_kv": (others, "commit_kv", lambda kv: kv.context_lens),
+    "tree_attention": (attention, "tree_attention", lambda result: result[0]),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_host_cases(monkeypatch):
+    def normal(seed, shape, scale=1.0):
+        values = scale * np.random.default_rng(seed).standard_normal(shape)
+        return values.astype(cases.ml_dtypes.bfloat16)
+
+    stand_in = SimpleNamespace(
+        **{name: getattr(np, name) for name in ("asarray", "full", "empty", "empty_like")}, asnumpy=np.array
+    )
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    for module in (others, attention):
+        monkeypatch.setattr(module, "bfloat16_normal", normal)
+        monkeypatch.setattr(module, "to_device", lambda container: container)
+    monkeypatch.setattr(others, "VOCAB_SIZE", 3_000)
+    monkeypatch.setattr(others, "DRAFT_LEN", 3)
+    with emulate.active():
+        yield
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("op", PREPARED)
+def test_gate_passes_on_right_results(op):
+    prepared = PREPARED[op]()
+    prepared.run()
+    prepared.gate()
+    prepared.gate()
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("op", PREPARED)
+def test_gate_fails_on_one_wrong_element(op, monkeypatch):
+    module, name, first = FIRST_RESULT[op]
+    real = getattr(module, name)
+
+    def spoiled(*arguments, **options):
+        result = real(*arguments, **options)
+        first(result).flat[-1] += 1
+        return result
+
+    monkeypatch.setattr(module, name, spoiled)
+    prepared = PREPARED[op]()
+    prepared.run()
+    with pytest.raises(AssertionError):
+        prepared.gate()
