@@ -17,21 +17,22 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_readme_example_prints_what_it_says(capsys):
-    example = blocks(README, "python")[0]
+@pytest.mark.parametrize("number", [0, 1])
+def test_readme_example_prints_what_it_says(capsys, number):
+    example = blocks(README, "python")[number]
     exec(compile(example, "README.md", "exec"), {})
     assert capsys.readouterr().out in blocks(README, "text")
 
 
 @pytest.mark.emulate
 def test_readme_fuzz_example_runs():
-    example = blocks(README, "python")[1]
+    example = blocks(README, "python")[2]
     assert len([line for line in example.split("twice = ")[1].splitlines() if line]) <= 10
     exec(compile(example, "README.md", "exec"), {})
 
 
 def test_every_code_block_is_tested():
-    assert len(blocks(README, "python")) == 2
+    assert len(blocks(README, "python")) == 3
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
