@@ -41,6 +41,8 @@ _lock = threading.RLock()
 def get_kernel(spec: KernelSpec, backend: str) -> Kernel:
     """Return the kernel for `spec`, compiled at the first call on each device.
 
+    A source edited later is read again after `clear()`, or in a new process.
+
     Parameters
     ----------
     spec : KernelSpec
