@@ -1,5 +1,8 @@
 """What the formats share: host checks of trees, masks and lengths before anything is converted."""
 
+import math
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,27 +57,59 @@ def padding_sees_itself(dense: npt.NDArray[np.bool_], counts: npt.NDArray[np.int
     return np.asarray(dense | (padding[:, :, None] & np.eye(dense.shape[-1], dtype=bool)))
 
 
-def lengths(function: str, name: str, values: npt.ArrayLike, batch: int) -> npt.NDArray[np.int64]:
-    """Return one non-negative length a request as int64 (B); a single integer serves a batch of one."""
-    array = np.asarray(values)
+def mapping_with(function: str, arrays: Any, names: Iterable[str]) -> None:
+    """Raise unless `arrays` is a mapping that has all `names`."""
+    if not isinstance(arrays, Mapping):
+        raise DTypeError(f"{function}: `arrays` is {type(arrays).__name__}, expected a mapping of names to arrays")
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ArgumentError(f"{function}: `arrays` lacks {', '.join(missing)}")
+
+
+def addressable(function: str, name: str, shape: tuple[int, ...], itemsize: int = 1) -> None:
+    """Raise when `name` asks for an array of more bytes than NumPy can address, whatever the memory."""
+    if math.prod(max(size, 1) for size in shape) * itemsize > sys.maxsize:
+        raise ArgumentError(f"{function}: `{name}` asks for an array of shape {shape}, more than can be addressed")
+
+
+def integer_array(function: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:
+    """Return an integer, or integers nested to equal lengths, as an integer array."""
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise ShapeError(f"{function}: `{name}` is ragged, expected lists of equal length") from None
+    except (TypeError, RuntimeError):
+        raise DTypeError(f"{function}: `{name}` is {type(values).__name__}, expected host integers") from None
+    if array.dtype.kind == "O":
+        raise DTypeError(f"{function}: `{name}` holds something else than integers of at most 64 bits")
     if array.size and array.dtype.kind not in "iu":
         raise DTypeError(f"{function}: `{name}` has dtype {array.dtype}, expected integers")
+    return array if array.size else array.astype(np.int64)
+
+
+def lengths(function: str, name: str, values: npt.ArrayLike, batch: int) -> npt.NDArray[np.int64]:
+    """Return one non-negative length a request as int64 (B); a single integer serves a batch of one."""
+    array = integer_array(function, name, values)
     if array.ndim == 0 and batch == 1:
         array = array[None]
     if array.shape != (batch,):
         raise ShapeError(f"{function}: `{name}` is {array.shape}, expected ({batch},), one length a request")
-    if array.size and (int(array.min()) < 0 or int(array.max()) > np.iinfo(np.int64).max // 2):
+    if array.size and int(array.min()) < 0:
         raise ArgumentError(f"{function}: `{name}` is {array.tolist()}, expected lengths of at least 0")
+    if array.size and int(array.max()) > np.iinfo(np.int64).max // 2:
+        raise ArgumentError(f"{function}: `{name}` is {array.tolist()}, expected lengths below 2**62")
     return array.astype(np.int64)
 
 
-def node_counts(function: str, num_nodes: npt.ArrayLike | None, batch: int, capacity: int) -> npt.NDArray[np.int64]:
+def node_counts(
+    function: str, name: str, values: npt.ArrayLike | None, batch: int, capacity: int
+) -> npt.NDArray[np.int64]:
     """Return the valid nodes of each request, all of them by default."""
-    if num_nodes is None:
+    if values is None:
         return np.full(batch, capacity, np.int64)
-    counts = lengths(function, "num_nodes", num_nodes, batch)
+    counts = lengths(function, name, values, batch)
     if (counts > capacity).any():
-        raise ArgumentError(f"{function}: `num_nodes` is {counts.tolist()}, expected at most {capacity} nodes")
+        raise ArgumentError(f"{function}: `{name}` is {counts.tolist()}, expected at most {capacity} nodes")
     return counts
 
 
@@ -93,16 +128,31 @@ def check_host(check: Checker, name: str, array: Array) -> None:
         )
 
 
-def as_int32(function: str, name: str, array: npt.NDArray[np.int64], why: str) -> npt.NDArray[np.int32]:
-    """Return int64 values as int32; a value that does not fit raises."""
+def as_int32(function: str, name: str, array: npt.NDArray[np.integer[Any]], why: str) -> npt.NDArray[np.int32]:
+    """Return integers as int32; a value that does not fit raises."""
     if array.size and (array.min() < INT32.min or array.max() > INT32.max):
         raise UnsupportedError(f"{function}: `{name}` holds a value outside int32; {why}")
     return array.astype(np.int32)
 
 
+def tree_of(function: str, name: str, tokens: npt.NDArray[np.int64], parents: npt.NDArray[np.int64]) -> DraftTree:
+    """Return the tree of (B, N) tokens and parents; tokens that no tree can have are refused under their own name."""
+    ids = as_int32(function, name, tokens, "token ids are int32 here")
+    for request, (row, links) in enumerate(zip(ids.tolist(), parents.tolist(), strict=True)):
+        seen: dict[tuple[int, int], int] = {}
+        for node, edge in enumerate(zip(links, row, strict=True)):
+            if edge[0] >= 0 and edge in seen:
+                raise ArgumentError(
+                    f"{function}: `{name}` of request {request} gives nodes {seen[edge]} and {node}, children of node "
+                    f"{edge[0]}, one token ({edge[1]}); siblings must have distinct tokens"
+                )
+            seen[edge] = node
+    return DraftTree.from_parents(ids, parents)
+
+
 def choice(function: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Return `value` when it is one of `choices`."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ArgumentError(f"{function}: `{name}` is {value!r}, expected one of {', '.join(map(repr, choices))}")
     return str(value)
 

@@ -1,6 +1,5 @@
 """Trees as lists of rank paths, what Medusa's choices and vLLM's tree string have in common."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy.typing as npt
 
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.interop._host import candidates_on_host, tree_on_host
+from ddtree_cupy.interop._host import as_int32, candidates_on_host, integer_array, tree_on_host
 
 Path = tuple[int, ...]
 
@@ -53,10 +52,16 @@ def rank_paths(function: str, tree: DraftTree, candidates: Candidates | None) ->
     return paths[1:]
 
 
-def checked_paths(function: str, name: str, paths: Iterable[Any]) -> list[Path]:
+def checked_paths(function: str, name: str, paths: Any) -> list[Path]:
     """Return the paths as tuples after checking that they are those of a tree."""
+    try:
+        given = list(paths)
+    except TypeError:
+        raise DTypeError(
+            f"{function}: `{name}` is {type(paths).__name__}, expected paths such as [[0], [0, 1]]"
+        ) from None
     found: list[Path] = []
-    for path in paths:
+    for path in given:
         if not isinstance(path, tuple | list):
             raise DTypeError(f"{function}: `{name}` holds {path!r}, expected paths such as (0,) or [0, 1]")
         ranks = tuple(path)
@@ -86,9 +91,7 @@ def tree_from_paths(
     table = candidates_on_host(function, candidates)
     tokens_of = table.token_ids if table.is_batched else table.token_ids[None]
     batch, draft_len, width = tokens_of.shape
-    roots = np.asarray(root_token_ids)
-    if roots.dtype.kind not in "iu":
-        raise DTypeError(f"{function}: `root_token_ids` has dtype {roots.dtype}, expected integers")
+    roots = integer_array(function, "root_token_ids", root_token_ids)
     if roots.shape not in ((), (batch,) if table.is_batched else ()):
         raise ShapeError(f"{function}: `root_token_ids` is {roots.shape}, expected () or one token a request")
     if (roots < 0).any():
@@ -96,7 +99,7 @@ def tree_from_paths(
     node_of: dict[Path, int] = {(): 0}
     parents = [-1]
     token_ids = np.zeros((batch, len(paths) + 1), np.int64)
-    token_ids[:, 0] = roots
+    token_ids[:, 0] = as_int32(function, "root_token_ids", roots, "token ids are int32 here")
     for node, path in enumerate(paths, start=1):
         if path[:-1] not in node_of:
             raise ArgumentError(f"{function}: path {path} comes before its parent {path[:-1]}")

@@ -1,5 +1,6 @@
 """FlashInfer's custom masks: flat booleans, and the same bits packed little-endian, over [context + nodes]."""
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import (
     INT32,
+    addressable,
     check_host,
     dense_on_host,
     integers,
@@ -22,7 +24,7 @@ from ddtree_cupy.interop._host import (
 class FlashInferMask(NamedTuple):
     """A ragged mask: request b has qo_indptr[b+1] - qo_indptr[b] rows of kv_lens[b] cells."""
 
-    mask: npt.NDArray[Any]  # bool cells, or uint8 bytes when packed
+    custom_mask: npt.NDArray[Any]  # bool cells, or uint8 bytes when packed
     mask_indptr: npt.NDArray[np.int32]  # (B + 1), in cells, or in bytes when packed
     qo_indptr: npt.NDArray[np.int32]  # (B + 1), query rows
     kv_lens: npt.NDArray[np.int32]  # (B), context_len + num_nodes
@@ -30,10 +32,6 @@ class FlashInferMask(NamedTuple):
 
 def _offsets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-
-
-def _bytes(cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return (cells + 7) // 8
 
 
 def to_flashinfer_mask(
@@ -57,8 +55,8 @@ def to_flashinfer_mask(
     Returns
     -------
     FlashInferMask
-        mask bool (cells) or uint8 (bytes); mask_indptr int32 (B + 1) in cells, or in BYTES when packed; qo_indptr
-        int32 (B + 1), the root counts as a row; kv_lens int32 (B).
+        custom_mask bool (cells) or uint8 (bytes); mask_indptr int32 (B + 1) in cells, or in BYTES when packed;
+        qo_indptr int32 (B + 1), the root counts as a row; kv_lens int32 (B).
 
     Raises
     ------
@@ -78,7 +76,7 @@ def to_flashinfer_mask(
     --------
     >>> tree = DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0])
     >>> found = to_flashinfer_mask(tree, 2, packed=True)
-    >>> found.mask.tolist(), found.mask_indptr.tolist(), found.kv_lens.tolist()
+    >>> found.custom_mask.tolist(), found.mask_indptr.tolist(), found.kv_lens.tolist()
     ([199, 243, 157], [0, 3], [6])
     """
     function = "to_flashinfer_mask"
@@ -105,13 +103,13 @@ def to_flashinfer_mask(
 
 def _indptr(check: Checker, name: str, array: Any, batch: int) -> npt.NDArray[np.int64]:
     found = integers(check, name, array, (batch + 1,))
-    if found[0] != 0 or (np.diff(found) < 0).any():
+    if found[0] != 0 or (found[1:] < found[:-1]).any():
         raise ArgumentError(f"{check.function}: `{name}` is {found.tolist()}, expected offsets that rise from 0")
     return found
 
 
 def from_flashinfer_mask(
-    mask: npt.NDArray[Any],
+    custom_mask: npt.NDArray[Any],
     qo_indptr: npt.NDArray[Any],
     kv_lens: npt.NDArray[Any],
     *,
@@ -122,7 +120,7 @@ def from_flashinfer_mask(
 
     Parameters
     ----------
-    mask : bool array, shape (cells), or uint8 array, shape (bytes)
+    custom_mask : bool array, shape (cells), or uint8 array, shape (bytes)
         Unused bits in the last byte of a request are ignored.
     qo_indptr : int32 | int64 array, shape (B + 1)
         Offsets of the query rows.
@@ -149,16 +147,16 @@ def from_flashinfer_mask(
 
     Examples
     --------
-    >>> mask = np.array([199, 243, 157], np.uint8)
+    >>> cells = np.array([199, 243, 157], np.uint8)
     >>> offsets = [np.array(values, np.int32) for values in ([0, 4], [6], [0, 3])]
-    >>> from_flashinfer_mask(mask, *offsets[:2], mask_indptr=offsets[2]).visibility_bits.ravel().tolist()
+    >>> from_flashinfer_mask(cells, *offsets[:2], mask_indptr=offsets[2]).visibility_bits.ravel().tolist()
     [1, 3, 7, 9]
     """
     function = "from_flashinfer_mask"
     check = Checker(function)
-    check_host(check, "mask", mask)
-    check.array("mask", mask, ("cells",), ("bool", "uint8"))
-    packed = mask.dtype == np.uint8
+    check_host(check, "custom_mask", custom_mask)
+    check.array("custom_mask", custom_mask, ("cells",), ("bool", "uint8"))
+    packed = custom_mask.dtype == np.uint8
     widths = lengths(function, "kv_lens", integers(check, "kv_lens", kv_lens, ("batch",)), len(kv_lens))
     rows = np.diff(_indptr(check, "qo_indptr", qo_indptr, len(widths)))
     if (rows > widths).any():
@@ -167,29 +165,30 @@ def from_flashinfer_mask(
             f"{function}: request {request} has {rows[request]} rows but {widths[request]} keys; the nodes' own keys "
             f"must be in the cache"
         )
-    sizes = _bytes(rows * widths) if packed else rows * widths
-    expected = _offsets(sizes)
+    each = [count * width for count, width in zip(rows.tolist(), widths.tolist(), strict=True)]  # exact, any size
+    expected = list(accumulate((-(-cells // 8) if packed else cells for cells in each), initial=0))
     if packed and mask_indptr is None:
         raise ArgumentError(f"{function}: a packed mask needs `mask_indptr`, its offsets in bytes")
     if mask_indptr is not None:
-        given = _indptr(check, "mask_indptr", mask_indptr, len(widths))
-        if (given != expected).any():
-            cells = packed and (given == _offsets(rows * widths)).all()
-            hint = "; these offsets count cells, a packed mask has them in bytes" if cells else ""
+        given = _indptr(check, "mask_indptr", mask_indptr, len(widths)).tolist()
+        if given != expected:
+            in_cells = packed and given == list(accumulate(each, initial=0))
+            hint = "; these offsets count cells, a packed mask has them in bytes" if in_cells else ""
             raise ArgumentError(
-                f"{function}: `mask_indptr` is {given.tolist()}, expected {expected.tolist()} for rows {rows.tolist()} "
+                f"{function}: `mask_indptr` is {given}, expected {expected} for rows {rows.tolist()} "
                 f"and keys {widths.tolist()}{hint}"
             )
-    if mask.size != expected[-1]:
+    if custom_mask.size != expected[-1]:
         raise ShapeError(
-            f"{function}: `mask` has {mask.size} {'bytes' if packed else 'cells'}, expected {expected[-1]} for rows "
-            f"{rows.tolist()} and keys {widths.tolist()}"
+            f"{function}: `custom_mask` has {custom_mask.size} {'bytes' if packed else 'cells'}, expected "
+            f"{expected[-1]} for rows {rows.tolist()} and keys {widths.tolist()}"
         )
     most = int(rows.max(initial=0))
     size = max(most, 1) if capacity is None else check.integer("capacity", capacity, low=max(most, 1))
+    addressable(function, "qo_indptr" if capacity is None else "capacity", (len(widths), size, size))
     dense = np.zeros((len(widths), size, size), bool)
     for request, (count, width) in enumerate(zip(rows.tolist(), widths.tolist(), strict=True)):
-        block = mask[expected[request] : expected[request + 1]]
+        block = custom_mask[expected[request] : expected[request + 1]]
         cells = np.unpackbits(block, count=count * width, bitorder="little").astype(bool) if packed else block
         cells, past = cells.reshape(count, width), width - count
         dense[request, :count, :count] = strip_context(function, request, cells[:, past:], cells[:, :past])

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.interop._host import integers, lengths, padded_tokens, tree_on_host
+from ddtree_cupy.interop._host import integers, lengths, mapping_with, padded_tokens, tree_on_host
 from ddtree_cupy.interop.huggingface_masks import from_huggingface_mask, to_huggingface_mask
-from ddtree_cupy.interop.parents import tree_from_visibility
+from ddtree_cupy.interop.parents import tree_behind
 
 Array = Any
 
@@ -92,7 +92,7 @@ def from_huggingface(
     Raises
     ------
     UnsupportedError
-        A mask that is no tree's, see also `from_huggingface_mask`.
+        A mask that is no tree's, a token beyond int32, see also `from_huggingface_mask`.
     ShapeError, DTypeError, ArgumentError
         A missing array, positions that are not context_len + depth, siblings that share a token.
 
@@ -103,13 +103,11 @@ def from_huggingface(
     [[-1, 0, 1, 0]]
     """
     function = "from_huggingface"
-    missing = [name for name in ("input_ids", "attention_mask", "position_ids") if name not in arrays]
-    if missing:
-        raise ArgumentError(f"{function}: `arrays` lacks {', '.join(missing)}")
+    mapping_with(function, arrays, ("input_ids", "attention_mask", "position_ids"))
     mask = from_huggingface_mask(
         arrays["attention_mask"], context_lens, num_nodes=num_nodes, context_padding=context_padding, past_len=past_len
     )
-    tree = tree_from_visibility(mask, arrays["input_ids"])
+    tree = tree_behind(function, mask, "input_ids", arrays["input_ids"])
     batch, size = tree.token_ids.shape
     positions = integers(Checker(function), "position_ids", arrays["position_ids"], (batch, size))
     past = lengths(function, "context_lens", context_lens, batch)

@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree, Visibility
-from ddtree_cupy.errors import UnsupportedError
+from ddtree_cupy.errors import ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import (
+    addressable,
     check_host,
     choice,
     dense_on_host,
@@ -43,13 +44,10 @@ def _dtype(name: str) -> "np.dtype[Any]":
     return np.dtype(name)
 
 
-def _widths(function: str, past: Array, size: int, past_len: int | None, key_len: int | None) -> tuple[int, int]:
-    """Return the column of node 0 and the number of columns."""
-    check = Checker(function)
+def _start(check: Checker, past: Array, past_len: int | None) -> int:
+    """Return the column of node 0."""
     longest = int(past.max(initial=0))
-    start = longest if past_len is None else check.integer("past_len", past_len, low=longest)
-    width = start + size if key_len is None else check.integer("key_len", key_len, low=start + size)
-    return start, width
+    return longest if past_len is None else check.integer("past_len", past_len, low=longest)
 
 
 def _context(length: int, start: int, padding: str) -> slice:
@@ -127,7 +125,11 @@ def to_huggingface_mask(
             f"{function}: row {row} of request {request} sees no key; an additive mask makes its softmax NaN (-inf) or "
             f"uniform over hidden keys (min), never the output 0 this library defines"
         )
-    start, width = _widths(function, past, size, past_len, key_len)
+    check = Checker(function)
+    start = _start(check, past, past_len)
+    width = start + size if key_len is None else check.integer("key_len", key_len, low=start + size)
+    source = "key_len" if key_len is not None else "context_lens" if past_len is None else "past_len"
+    addressable(function, source, (batch, 1, size, width), itemsize=_dtype(dtype).itemsize)
     seen = np.zeros((batch, 1, size, width), bool)
     seen[:, 0, :, start : start + size] = padding_sees_itself(dense, counts)
     for request, (length, count) in enumerate(zip(past.tolist(), counts.tolist(), strict=True)):
@@ -148,7 +150,7 @@ def _seen(function: str, request: int, mask: Array) -> npt.NDArray[np.bool_]:
     if bad.size:
         row, column = bad[0]
         raise UnsupportedError(
-            f"{function}: `mask`[{request}, 0, {row}, {column}] is {values[row, column]:g}, expected 0, "
+            f"{function}: `attention_mask`[{request}, 0, {row}, {column}] is {values[row, column]:g}, expected 0, "
             f"{_lowest(mask.dtype):g} (the lowest {mask.dtype.name}) or -inf: a bias is neither seen nor hidden, and "
             f"1/0 masks want dtype bool"
         )
@@ -156,7 +158,7 @@ def _seen(function: str, request: int, mask: Array) -> npt.NDArray[np.bool_]:
 
 
 def from_huggingface_mask(
-    mask: npt.NDArray[Any],
+    attention_mask: npt.NDArray[Any],
     context_lens: npt.ArrayLike,
     *,
     num_nodes: npt.ArrayLike | None = None,
@@ -167,7 +169,7 @@ def from_huggingface_mask(
 
     Parameters
     ----------
-    mask : float32 | float16 | bfloat16 | float64 | bool array, shape (B, 1, N, key_len)
+    attention_mask : float32 | float16 | bfloat16 | float64 | bool array, shape (B, 1, N, key_len)
         Floats hold 0, the lowest finite number of their dtype or -inf; bool holds True = may attend.
     context_lens : int or int array_like, shape (B)
         Keys in the cache, without the root.
@@ -200,17 +202,24 @@ def from_huggingface_mask(
     function = "from_huggingface_mask"
     choice(function, "context_padding", context_padding, PADDINGS)
     check = Checker(function)
-    check_host(check, "mask", mask)
-    check.array("mask", mask, ("batch", "heads", "num_nodes", "key_len"), DTYPES)
-    batch, heads, size, width = mask.shape
+    check_host(check, "attention_mask", attention_mask)
+    check.array("attention_mask", attention_mask, ("batch", "heads", "num_nodes", "key_len"), DTYPES)
+    batch, heads, size, width = attention_mask.shape
     if heads != 1:
-        raise UnsupportedError(f"{function}: `mask` differs by head ({heads} of them), a Visibility serves all heads")
+        raise UnsupportedError(
+            f"{function}: `attention_mask` differs by head ({heads} of them), a Visibility serves all heads"
+        )
     past = lengths(function, "context_lens", context_lens, batch)
-    start, width = _widths(function, past, size, past_len, width)
-    counts = node_counts(function, num_nodes, batch, size)
+    start = _start(check, past, past_len)
+    if width < start + size:
+        raise ShapeError(
+            f"{function}: `attention_mask` has {width} columns, expected at least {start + size}: {start} of the cache "
+            f"and one a node"
+        )
+    counts = node_counts(function, "num_nodes", num_nodes, batch, size)
     dense = np.zeros((batch, size, size), bool)
     for request, (length, count) in enumerate(zip(past.tolist(), counts.tolist(), strict=True)):
-        rows = _seen(function, request, mask[request, 0, :count])
+        rows = _seen(function, request, attention_mask[request, 0, :count])
         if not rows.any(axis=-1).all():
             row = int(np.flatnonzero(~rows.any(axis=-1))[0])
             raise UnsupportedError(

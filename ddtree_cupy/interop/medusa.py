@@ -97,7 +97,7 @@ def from_medusa_choices(
     Raises
     ------
     UnsupportedError
-        A path deeper than L, a rank of K or more, or a candidate that is missing (id -1).
+        A path deeper than L, a rank of K or more, or a candidate that is missing (id -1), roots beyond int32.
     ShapeError, DTypeError, ArgumentError
         An empty list or path, a path twice or without its parent, entries that are no ranks, roots that do not fit.
 

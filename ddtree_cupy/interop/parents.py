@@ -7,9 +7,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.interop._host import choice, dense_on_host, integers, tree_on_host
+from ddtree_cupy.interop._host import (
+    INT32,
+    addressable,
+    choice,
+    dense_on_host,
+    integers,
+    tree_of,
+    tree_on_host,
+)
 
 ROOTS = ("minus_one", "self", "omitted")
 
@@ -74,6 +83,12 @@ def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[A
     return (tokens, parents) if tree.is_batched else (tokens[0], parents[0])
 
 
+def _is_list(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
 def _rooted(request: int, parents: Sequence[int], tokens: Sequence[int], root: str, root_token: int) -> Any:
     """Return token ids and parents in this library's form, by the rule of `root`."""
     if root == "omitted":
@@ -134,28 +149,33 @@ def from_parent_lists(
     choice(function, "root", root, ROOTS)
     if (root_token_ids is None) == (root == "omitted"):
         raise ArgumentError(f"{function}: `root_token_ids` goes with root='omitted' and with nothing else")
-    batched = any(isinstance(row, Sequence | np.ndarray) for row in (*token_ids, *parents))
+    for name, lists in (("token_ids", token_ids), ("parents", parents)):
+        if not _is_list(lists):
+            raise DTypeError(f"{function}: `{name}` is {type(lists).__name__}, expected a list of integers or of lists")
+    batched = any(_is_list(row) for row in (*token_ids, *parents))
     tokens = list(token_ids) if batched else [token_ids]
     links = list(parents) if batched else [parents]
-    roots = [root_token_ids] * len(links) if np.ndim(root_token_ids) == 0 else list(root_token_ids)  # type: ignore[arg-type]
+    given: Any = root_token_ids
+    roots = list(given) if _is_list(given) else [given] * len(links)
     if not len(tokens) == len(links) == len(roots):
         raise ShapeError(
             f"{function}: `token_ids` has {len(tokens)} requests, `parents` {len(links)}, the roots {len(roots)}; "
             f"expected one number"
         )
-    check = Checker(function)
+    check, most = Checker(function), int(INT32.max)
     rows = []
     for request, (ids, row) in enumerate(zip(tokens, links, strict=True)):
-        if not isinstance(ids, Sequence | np.ndarray) or not isinstance(row, Sequence | np.ndarray):
+        if not _is_list(ids) or not _is_list(row):
             raise DTypeError(f"{function}: request {request} is no list, though others are")
         if len(ids) != len(row):
             raise ShapeError(f"{function}: request {request} has {len(ids)} token ids and {len(row)} parents")
-        ids = [check.integer(f"token_ids[{request}]", token, low=0) for token in ids]
-        row = [check.integer(f"parents[{request}]", link) for link in row]
-        root_id = 0 if root_token_ids is None else check.integer("root_token_ids", roots[request], low=0)
+        ids = [check.integer(f"token_ids[{request}]", token, low=0, high=most) for token in ids]
+        row = [check.integer(f"parents[{request}]", link, low=-most, high=most - 1) for link in row]
+        root_id = 0 if root_token_ids is None else check.integer("root_token_ids", roots[request], low=0, high=most)
         rows.append(_rooted(request, row, ids, root, root_id))
     size = max([len(row[0]) for row in rows], default=0)
     size = size if capacity is None else check.integer("capacity", capacity, low=size)
+    addressable(function, "capacity", (len(rows), size, words_per_row(size)), itemsize=4)
     arrays = np.full((2, len(rows), max(size, 1)), -1, np.int64)
     for request, row in enumerate(rows):
         arrays[:, request, : len(row[0])] = row
@@ -182,7 +202,7 @@ def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) ->
     Raises
     ------
     UnsupportedError
-        A row that is not exactly "my ancestors and I": no tree has this mask.
+        A row that is not exactly "my ancestors and I": no tree has this mask. A token beyond int32.
     ShapeError, DTypeError, ArgumentError
         Arrays that do not fit, tokens below 0, or siblings that share a token.
 
@@ -193,10 +213,27 @@ def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) ->
     >>> same.parents.tolist()
     [-1, 0, 1, 0]
     """
-    function = "tree_from_visibility"
+    return tree_behind("tree_from_visibility", visibility, "token_ids", token_ids)
+
+
+def tree_behind(function: str, visibility: Visibility, name: str, token_ids: npt.NDArray[Any]) -> DraftTree:
+    """Recover a tree as `tree_from_visibility` does, for a caller whose tokens have another name.
+
+    Parameters
+    ----------
+    function, name : str
+        The caller and its name of the tokens, for the messages.
+    visibility, token_ids
+        As in `tree_from_visibility`.
+
+    Raises
+    ------
+    UnsupportedError, ShapeError, DTypeError, ArgumentError
+        As in `tree_from_visibility`.
+    """
     dense, counts = dense_on_host(function, visibility)
     axes: tuple[int, ...] = tuple(dense.shape[:2])[0 if visibility.is_batched else 1 :]
-    tokens: Any = integers(Checker(function), "token_ids", token_ids, axes).reshape(dense.shape[:2])
+    tokens: Any = integers(Checker(function), name, token_ids, axes).reshape(dense.shape[:2])
     parents = np.full(tokens.shape, -1, np.int64)
     for request, count in enumerate(counts.tolist()):
         for node in range(count):
@@ -211,11 +248,13 @@ def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) ->
                     f"{'itself only' if node == 0 else 'a path from node 0 to itself'}; no tree has this mask"
                 )
             parents[request, node] = parent
-    tokens = np.where(np.arange(tokens.shape[1]) < counts[:, None], tokens, -1)
-    tree = DraftTree.from_parents(tokens, parents)
-    if (tree.num_nodes != counts).any():
-        request = int(np.flatnonzero(tree.num_nodes != counts)[0])
+    used = np.arange(tokens.shape[1]) < counts[:, None]
+    negative = np.argwhere(used & (tokens < 0))
+    if negative.size:
+        request, node = negative[0]
         raise ArgumentError(
-            f"{function}: `token_ids` of request {request} holds -1 among its {counts[request]} valid nodes"
+            f"{function}: `{name}` of request {request} holds {tokens[request, node]} among its {counts[request]} "
+            f"valid nodes"
         )
+    tree = tree_of(function, name, np.where(used, tokens, -1), parents)
     return tree if visibility.is_batched else tree.without_batch()

@@ -9,7 +9,16 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError, UnsupportedError
-from ddtree_cupy.interop._host import as_int32, choice, integers, lengths, padded_tokens, tree_on_host
+from ddtree_cupy.interop._host import (
+    as_int32,
+    choice,
+    integers,
+    lengths,
+    mapping_with,
+    padded_tokens,
+    tree_of,
+    tree_on_host,
+)
 from ddtree_cupy.interop.sglang_masks import TreeMaskMode, from_sglang_mask, mask_mode, to_sglang_mask
 
 Array = Any
@@ -161,10 +170,9 @@ def _tree(arrays: Mapping[str, Array]) -> tuple[DraftTree, npt.NDArray[np.int64]
             f"from_sglang: `retrieve_index`[{request}, {node}] is {index[request, node]}, expected "
             f"{rows[request, node]}: node i of request b sits in row b * D + i of the flat arrays"
         )
-    ids = as_int32("from_sglang", "draft_token", np.where(linked, tokens, -1), "token ids are int32 here")
-    if (ids[linked] < 0).any():
+    if (tokens[linked] < 0).any():
         raise ArgumentError("from_sglang: `draft_token` holds a token below 0 in a linked row")
-    return DraftTree.from_parents(ids, np.where(linked, parents, -1)), positions
+    return tree_of("from_sglang", "draft_token", np.where(linked, tokens, -1), np.where(linked, parents, -1)), positions
 
 
 def from_sglang(
@@ -205,6 +213,7 @@ def from_sglang(
     """
     function = "from_sglang"
     layout = mask_mode(function, mode)
+    mapping_with(function, arrays, ())
     tree, positions = _tree(arrays)
     valid = tree.depths >= 0
     past = lengths(function, "positions of the roots", positions[:, 0], len(positions))

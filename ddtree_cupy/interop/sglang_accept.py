@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import AcceptResult, DraftTree
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.interop._host import as_int32, check_host, integers, tree_on_host
+from ddtree_cupy.interop._host import addressable, as_int32, check_host, integers, tree_on_host
 
 
 def _check_path(function: str, request: int, path: list[int], tree: DraftTree) -> None:
@@ -77,6 +77,7 @@ def to_sglang_accept(
         )
     batch, size = batched.accepted.shape
     steps = size if num_spec_step is None else Checker(function).integer("num_spec_step", num_spec_step, low=1)
+    addressable(function, "num_spec_step", (batch, steps), itemsize=4)
     predicts = np.zeros((batch, size), np.int32)
     accept_index = np.full((batch, steps), -1, np.int32)
     for request, count in enumerate((batched.num_accepted + 1).tolist()):
@@ -160,6 +161,7 @@ def from_sglang_accept(
     batched_tree = None if tree is None else tree_on_host(function, tree)
     if batched_tree is not None and batched_tree.token_ids.shape != (batch, size):
         raise ShapeError(f"{function}: `tree` is {batched_tree.token_ids.shape}, expected ({batch}, {size})")
+    addressable(function, "draft_token_num", (batch, size), itemsize=8)
     accepted = np.full((batch, size), -1, np.int32)
     bonus = np.full(batch, -1, np.int64)
     for request, count in enumerate(counts.tolist()):

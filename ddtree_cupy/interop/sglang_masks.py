@@ -10,8 +10,10 @@ from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import (
+    addressable,
     check_host,
     dense_on_host,
+    integer_array,
     lengths,
     node_counts,
     padding_sees_itself,
@@ -119,6 +121,7 @@ def to_sglang_mask(
     if context_lens is None:
         raise ArgumentError(f"{function}: FULL_MASK has context columns and so needs `context_lens`")
     past = lengths(function, "context_lens", context_lens, batch)
+    addressable(function, "context_lens", (size, sum(past.tolist()) + batch * size))
     parts = [
         np.pad(rows, ((0, 0), (int(n), 0)), constant_values=True).ravel() for rows, n in zip(dense, past, strict=True)
     ]
@@ -178,17 +181,19 @@ def from_sglang_mask(
     if layout is TreeMaskMode.FULL_MASK and context_lens is None:
         raise ArgumentError(f"{function}: FULL_MASK has context columns and so needs `context_lens`")
     each = size if packed else size * size
-    batch = tree_mask.size // each if context_lens is None else np.size(context_lens)
+    batch = tree_mask.size // each
     past = np.zeros(batch, np.int64)
     if context_lens is not None:
+        batch = integer_array(function, "context_lens", context_lens).size
         past = lengths(function, "context_lens", context_lens, batch)
-    cells = batch * each + (size * int(past.sum()) if layout is TreeMaskMode.FULL_MASK else 0)
+    cells = batch * each + (size * sum(past.tolist()) if layout is TreeMaskMode.FULL_MASK else 0)
     if tree_mask.size != cells:
         raise ShapeError(
             f"{function}: `tree_mask` has {tree_mask.size} cells, expected {cells} for {batch} requests of {size} "
             f"rows in {layout.name}; cut a reused buffer, and count the same requests on both sides"
         )
-    counts = node_counts(function, num_nodes, batch, size)
+    addressable(function, "draft_token_num", (batch, size, size))
+    counts = node_counts(function, "num_nodes", num_nodes, batch, size)
     if packed:
         bits = np.right_shift(tree_mask[:, None].astype(np.uint64), np.arange(size, dtype=np.uint64)) & np.uint64(1)
         return visibility_from((bits == 1).reshape(batch, size, size), counts)

@@ -10,8 +10,17 @@ from ddtree_cupy._check import Checker
 from ddtree_cupy._topology import pack_visibility, unpack_visibility, words_per_row
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, ShapeError
-from ddtree_cupy.interop._host import check_host, dense_on_host, integers, node_counts, tree_on_host, visibility_from
-from ddtree_cupy.interop.parents import tree_from_visibility
+from ddtree_cupy.interop._host import (
+    addressable,
+    check_host,
+    dense_on_host,
+    integers,
+    mapping_with,
+    node_counts,
+    tree_on_host,
+    visibility_from,
+)
+from ddtree_cupy.interop.parents import tree_behind
 
 Array = Any
 MASK, OFFSETS, LENGTHS = (f"spec_decoding_{name}" for name in ("packed_mask", "position_offsets", "generation_lengths"))
@@ -75,6 +84,7 @@ def to_tensorrt_llm_mask(
     rows = size if max_nodes is None else check.integer("max_nodes", max_nodes, low=max(most, 1))
     least = words_per_row(rows)
     width = least if words is None else check.integer("words", words, low=least)
+    addressable(function, "max_nodes" if words is None else "words", (batch, rows, width), itemsize=4)
     kept = min(size, rows)
     mask = np.zeros((batch, rows, width), np.uint32)
     packed = pack_visibility(dense[:, :kept, :kept])
@@ -119,29 +129,38 @@ def from_tensorrt_llm_mask(
     >>> from_tensorrt_llm_mask(words, lens).to_dense()[0, 3].astype(int).tolist()
     [1, 0, 0, 1]
     """
-    function = "from_tensorrt_llm_mask"
-    check = Checker(function)
-    lens = integers(check, "generation_lengths", generation_lengths, ("batch",))
+    names = ("packed_mask", "generation_lengths")
+    return _read(Checker("from_tensorrt_llm_mask"), names, packed_mask, generation_lengths, capacity)
+
+
+def _read(
+    check: Checker, names: tuple[str, str], packed_mask: Array, lengths: Array, capacity: int | None
+) -> Visibility:
+    """Return the Visibility of packed words; `names` are those of the words and the lengths."""
+    function, (mask_name, lengths_name) = check.function, names
+    lens = integers(check, lengths_name, lengths, ("batch",))
     batch, most = len(lens), int(lens.max(initial=0))
-    check_host(check, "packed_mask", packed_mask)
+    check_host(check, mask_name, packed_mask)
     ragged = packed_mask.ndim == 2
     axes = ("rows", "words") if ragged else ("batch", "max_nodes", "words")
-    check.array("packed_mask", packed_mask, axes, ("int32", "uint32"))
-    counts = node_counts(function, lens, batch, packed_mask.shape[0 if ragged else 1])
+    check.array(mask_name, packed_mask, axes, ("int32", "uint32"))
+    counts = node_counts(function, lengths_name, lens, batch, packed_mask.shape[0 if ragged else 1])
     words = packed_mask.shape[-1]
     if words < words_per_row(most):
         raise ShapeError(
-            f"{function}: `packed_mask` has {words} words a row, expected at least {words_per_row(most)} "
+            f"{function}: `{mask_name}` has {words} words a row, expected at least {words_per_row(most)} "
             f"for {most} nodes"
         )
     if ragged and len(packed_mask) != lens.sum():
         raise ShapeError(
-            f"{function}: `packed_mask` has {len(packed_mask)} rows, expected {lens.sum()}, the sum of the generation "
-            f"lengths {lens.tolist()}"
+            f"{function}: `{mask_name}` has {len(packed_mask)} rows, expected {lens.sum()}, the sum of "
+            f"`{lengths_name}` {lens.tolist()}"
         )
     rows = max(most, 1) if ragged else packed_mask.shape[1]
     size = rows if capacity is None else check.integer("capacity", capacity, low=max(most, 1))
-    square = np.zeros((batch, size, max(words, words_per_row(size))), np.uint32)
+    width = max(words, words_per_row(size))
+    addressable(function, "capacity", (batch, size, 32 * width))
+    square = np.zeros((batch, size, width), np.uint32)
     used = np.arange(size) < counts[:, None]
     source = packed_mask if ragged else packed_mask[np.arange(rows) < counts[:, None]]
     square[used, :words] = np.ascontiguousarray(source).view(np.uint32)
@@ -208,7 +227,7 @@ def from_tensorrt_llm(arrays: Mapping[str, Array], token_ids: npt.NDArray[Any]) 
     Raises
     ------
     UnsupportedError
-        A mask that is no tree's.
+        A mask that is no tree's, a token beyond int32.
     ShapeError, DTypeError, ArgumentError
         A missing array, shapes that do not fit, offsets that are not the depths, siblings that share a token.
 
@@ -220,15 +239,19 @@ def from_tensorrt_llm(arrays: Mapping[str, Array], token_ids: npt.NDArray[Any]) 
     """
     function = "from_tensorrt_llm"
     check = Checker(function)
-    missing = [name for name in (MASK, OFFSETS, LENGTHS) if name not in arrays]
-    if missing:
-        raise ArgumentError(f"{function}: `arrays` lacks {', '.join(missing)}")
+    mapping_with(function, arrays, (MASK, OFFSETS, LENGTHS))
     check_host(check, MASK, arrays[MASK])
     check.array(MASK, arrays[MASK], ("batch", "max_nodes", "words"), ("int32", "uint32"))
     tokens: Any = integers(check, "token_ids", token_ids, ("batch", "num_nodes"))
     offsets = integers(check, OFFSETS, arrays[OFFSETS], ("batch", "max_nodes"))
-    mask = from_tensorrt_llm_mask(arrays[MASK], arrays[LENGTHS], capacity=tokens.shape[1])
-    tree = tree_from_visibility(mask, tokens)
+    longest = int(integers(check, LENGTHS, arrays[LENGTHS], ("batch",)).max(initial=1))
+    if tokens.shape[1] < longest:
+        raise ShapeError(
+            f"{function}: `token_ids` is {tokens.shape}, expected at least {longest} tokens a request, the longest of "
+            f"`{LENGTHS}`"
+        )
+    visibility = _read(check, (MASK, LENGTHS), arrays[MASK], arrays[LENGTHS], tokens.shape[1])
+    tree = tree_behind(function, visibility, "token_ids", tokens)
     kept = min(tree.depths.shape[1], offsets.shape[1])
     depths = tree.depths[:, :kept]
     wrong = np.argwhere((depths >= 0) & (offsets[:, :kept] != depths))

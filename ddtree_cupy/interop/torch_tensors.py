@@ -1,15 +1,17 @@
 """Tensors of torch through DLPack, zero copy both ways; torch is imported inside the functions only."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields
 from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._check import library_of
+from ddtree_cupy._check import Checker, library_of
+from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree, PagedKV, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 
 Array = Any
+CONTAINERS = (AcceptResult, Candidates, DraftTree, PagedKV, Visibility)
 
 
 def _tensor(name: str, array: Array) -> Any:
@@ -69,7 +71,7 @@ def to_torch(value: Any) -> Any:
     Traceback (most recent call last):
     ddtree_cupy.errors.LayoutError: to_torch: `value` has strides (-4,), but torch has no negative ones; ...
     """
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, CONTAINERS):
         shared = {}
         for field in fields(value):
             array = getattr(value, field.name)
@@ -102,13 +104,22 @@ def _array(name: str, tensor: Any, xp: Any) -> Array:
         ) from error
 
 
+def _field(field: "Field[Any]", value: Any, xp: Any) -> Any:
+    """Return the value of one field of a container."""
+    if field.type is int:
+        return Checker("from_torch").integer(field.name, value)
+    if value is None and field.type == Any | None:
+        return None
+    return _array(field.name, value, xp)
+
+
 def from_torch(value: Any, kind: type | None = None, *, xp: Any = np) -> Any:
     """Share a tensor, or a mapping of tensors as a container, with NumPy or CuPy; nothing is copied.
 
     Parameters
     ----------
     value : torch.Tensor, or mapping of str to torch.Tensor
-        A mapping has the fields of `kind`; None and host integers stay what they are.
+        A mapping has the fields of `kind`; optional ones may be None, and `max_context` is a host integer.
     kind : type, optional
         The container class to make: DraftTree, Visibility, Candidates, PagedKV or AcceptResult.
     xp : module
@@ -137,21 +148,16 @@ def from_torch(value: Any, kind: type | None = None, *, xp: Any = np) -> Any:
     """
     if kind is None:
         return _array("value", value, xp)
-    if not is_dataclass(kind) or not isinstance(value, Mapping):
+    if not isinstance(kind, type) or not issubclass(kind, CONTAINERS) or not isinstance(value, Mapping):
         raise DTypeError(
-            f"from_torch: `kind` is {kind!r} and `value` {type(value).__name__}, expected a container class and a "
-            f"mapping"
+            f"from_torch: `kind` is {kind!r} and `value` {type(value).__name__}, expected a container class "
+            f"({', '.join(known.__name__ for known in CONTAINERS)}) and a mapping"
         )
     names = [field.name for field in fields(kind)]
-    wrong = sorted(set(names) ^ set(value))
-    if wrong:
+    if set(names) != set(value):
         raise ArgumentError(
             f"from_torch: `value` has {', '.join(map(str, value))}, expected the fields of {kind.__name__}: "
             f"{', '.join(names)}"
         )
-    arrays = {
-        name: value[name] if value[name] is None or isinstance(value[name], int) else _array(name, value[name], xp)
-        for name in names
-    }
-    made: Any = kind(**arrays)
+    made: Any = kind(**{field.name: _field(field, value[field.name], xp) for field in fields(kind)})
     return made.validate() if xp is np else made

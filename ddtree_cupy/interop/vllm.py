@@ -90,7 +90,7 @@ def from_vllm_token_tree(text: str, candidates: Candidates, *, root_token_ids: n
     Raises
     ------
     UnsupportedError
-        A path deeper than L, a rank of K or more, or a candidate that is missing (id -1).
+        A path deeper than L, a rank of K or more, or a candidate that is missing (id -1), roots beyond int32.
     ShapeError, DTypeError, ArgumentError
         Text that is no literal list, an empty list, and what `from_medusa_choices` refuses.
 

@@ -45,7 +45,7 @@ def test_packed_bits_match_cells_one_by_one(drawn):
         for row in range(count):
             for key in range(width):
                 k = row * width + key
-                bit = found.mask[found.mask_indptr[b] + k // 8] >> (k % 8) & 1
+                bit = found.custom_mask[found.mask_indptr[b] + k // 8] >> (k % 8) & 1
                 assert bit == (key < context or dense[b, row, key - context])
 
 
@@ -56,12 +56,12 @@ def test_flashinfer_mask_of_t6():
     assert flat.mask_indptr.tolist() == [0, 54, 120]
     assert flat.qo_indptr.tolist() == [0, 6, 12]
     assert flat.kv_lens.tolist() == [9, 11]
-    np.testing.assert_array_equal(flat.mask[:54].reshape(6, 9), np.hstack([np.ones((6, 3), bool), SEES]))
+    np.testing.assert_array_equal(flat.custom_mask[:54].reshape(6, 9), np.hstack([np.ones((6, 3), bool), SEES]))
     packed = to_flashinfer_mask(tree, [3, 5], packed=True)
     assert packed.mask_indptr.tolist() == [0, 7, 16]
-    assert packed.mask.dtype == np.uint8
+    assert packed.custom_mask.dtype == np.uint8
     # rows of 9 bits, bit 0 first: 111100000 111110000 111111000 111100100 111110010 111100101
-    assert packed.mask[:7].tolist() == [
+    assert packed.custom_mask[:7].tolist() == [
         0b00001111,
         0b00111110,
         0b11111100,
@@ -80,7 +80,7 @@ def test_requests_of_different_size_and_an_inactive_one():
     assert found.qo_indptr.tolist() == [0, 6, 6, 9]
     assert found.kv_lens.tolist() == [9, 5, 3]
     assert found.mask_indptr.tolist() == [0, 7, 7, 9]
-    assert found.mask[7:].tolist() == [0b11011001, 0b1]
+    assert found.custom_mask[7:].tolist() == [0b11011001, 0b1]
 
 
 def test_unused_bits_of_the_last_byte_are_ignored():
@@ -120,15 +120,15 @@ PACKED = to_flashinfer_mask(T6, 3, packed=True)
         (PACKED, {"mask_indptr": None}, ArgumentError, "needs `mask_indptr`, its offsets in bytes"),
         (PACKED, {"mask_indptr": ints([0, 54])}, ArgumentError, "count cells, a packed mask has them in bytes"),
         (PACKED, {"mask_indptr": ints([0, 8])}, ArgumentError, r"is \[0, 8\], expected \[0, 7\]"),
-        (PACKED, {"mask": PACKED.mask[:6]}, ShapeError, "6 bytes, expected 7"),
+        (PACKED, {"custom_mask": PACKED.custom_mask[:6]}, ShapeError, "6 bytes, expected 7"),
         (FLAT, {"mask_indptr": ints([0, 7])}, ArgumentError, r"expected \[0, 54\]"),
         (FLAT, {"mask_indptr": ints([1, 54])}, ArgumentError, "rise from 0"),
         (FLAT, {"qo_indptr": ints([0, -6])}, ArgumentError, "rise from 0"),
         (FLAT, {"qo_indptr": ints([0, 3, 6])}, ShapeError, "expected"),
-        (FLAT, {"mask": FLAT.mask[:-1], "mask_indptr": None}, ShapeError, "53 cells, expected 54"),
-        (FLAT, {"mask": FLAT.mask.reshape(6, 9)}, ShapeError, "expected"),
-        (FLAT, {"mask": FLAT.mask.astype(np.int32)}, DTypeError, "bool or uint8"),
-        (FLAT, {"mask": FLAT.mask.tolist()}, DTypeError, "NumPy"),
+        (FLAT, {"custom_mask": FLAT.custom_mask[:-1], "mask_indptr": None}, ShapeError, "53 cells, expected 54"),
+        (FLAT, {"custom_mask": FLAT.custom_mask.reshape(6, 9)}, ShapeError, "expected"),
+        (FLAT, {"custom_mask": FLAT.custom_mask.astype(np.int32)}, DTypeError, "bool or uint8"),
+        (FLAT, {"custom_mask": FLAT.custom_mask.tolist()}, DTypeError, "NumPy"),
         (FLAT, {"kv_lens": ints([5])}, UnsupportedError, "6 rows but 5 keys"),
         (FLAT, {"kv_lens": ints([-1])}, ArgumentError, "at least 0"),
         (FLAT, {"kv_lens": ints([9.0], np.float64)}, DTypeError, "int32 or int64"),
@@ -148,7 +148,7 @@ def test_from_flashinfer_mask_rejects_wrong_shapes_silently_accepted_elsewhere()
 
 
 def test_from_flashinfer_mask_rejects_hidden_context():
-    mask = FLAT.mask.copy()
+    mask = FLAT.custom_mask.copy()
     mask[9 * 5 + 2] = False
     with pytest.raises(UnsupportedError, match="row 5 of request 0 hides context key 2"):
         from_flashinfer_mask(mask, FLAT.qo_indptr, FLAT.kv_lens)

@@ -90,7 +90,7 @@ def test_t6_travels_from_form_to_form():
     tree = interop.from_tensorrt_llm(interop.to_tensorrt_llm(tree), tree.token_ids)
     flat = interop.to_flashinfer_mask(tree, context_lens)
     tree = interop.tree_from_visibility(
-        interop.from_flashinfer_mask(flat.mask, flat.qo_indptr, flat.kv_lens), tree.token_ids
+        interop.from_flashinfer_mask(flat.custom_mask, flat.qo_indptr, flat.kv_lens), tree.token_ids
     )
     tree = interop.from_parent_lists(*interop.to_parent_lists(tree))
     assert_identical(tree, T6.with_batch())

@@ -56,6 +56,13 @@ def test_to_tensorrt_llm_of_t6():
     assert {array.dtype.name for array in arrays.values()} == {"int32"}
 
 
+def test_offsets_of_padding_inside_the_tree_are_0():
+    tree = batch_of((TOKENS, PARENTS), ([7, 1], [-1, 0]), ([], []))
+    assert to_tensorrt_llm(tree)[OFFSETS].tolist() == [DEPTHS, [0, 1, 0, 0, 0, 0], [0] * 6]
+    short = batch_of(([7, 1], [-1, 0]), ([7], [-1]))
+    assert to_tensorrt_llm(short, max_nodes=4)[OFFSETS].tolist() == [[0, 1, 0, 0], [0, 0, 0, 0]]
+
+
 def chain(count):
     return list(range(count)), list(range(-1, count - 1))
 
@@ -128,7 +135,7 @@ def test_tensorrt_llm_masks_reject(call, error, message):
             "node 2.* is 2|node 3 of request 0 is 3, expected its depth 1",
         ),
         ({OFFSETS: ints([[0, 1]])}, TOKENS, ShapeError, "expected"),
-        ({LENGTHS: ints([5])}, TOKENS[:4], ArgumentError, "capacity"),
+        ({LENGTHS: ints([5])}, TOKENS[:4], ShapeError, r"`token_ids` is \(1, 4\), expected at least 5 tokens"),
         ({}, [7, 10, 20, 10, 21, 20], ArgumentError, "distinct tokens"),
         (
             {MASK: to_tensorrt_llm_mask(Visibility.from_dense(SEES | np.eye(6, k=2, dtype=bool)))[0]},

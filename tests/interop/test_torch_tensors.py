@@ -1,6 +1,6 @@
 """torch through DLPack on the CPU: shared memory both ways, and what cannot be shared."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree_cupy import AcceptResult, DraftTree, PagedKV
+from ddtree_cupy import AcceptResult, DraftTree, PagedKV, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 from ddtree_cupy.interop import from_torch, to_torch
 from ddtree_cupy.testing import assert_identical
@@ -125,9 +125,39 @@ def test_from_torch_rejects_fields(changes, error, message):
 
 
 def test_from_torch_rejects_what_is_no_container():
-    for value, kind in ((torch.zeros(1), DraftTree), ({}, dict), ({}, int)):
+    for value, kind in ((torch.zeros(1), DraftTree), ({}, dict), ({}, int), ({}, "DraftTree"), ({}, T6)):
         with pytest.raises(DTypeError, match="expected a container class"):
             from_torch(value, kind)
+
+
+@dataclass
+class Other:
+    """A dataclass that is no container."""
+
+    token_ids: object
+
+
+def test_other_dataclasses_are_no_containers():
+    with pytest.raises(DTypeError, match=r"expected a container class \(AcceptResult, Candidates, DraftTree"):
+        from_torch({"token_ids": torch.zeros(1)}, Other)
+    with pytest.raises(DTypeError, match="`value` is Other"):
+        to_torch(Other(ints([1])))
+
+
+@pytest.mark.parametrize("field", ["token_ids", "parents", "num_nodes"])
+def test_from_torch_rejects_integers_and_none_where_arrays_belong(field):
+    for value in (5, None):
+        with pytest.raises(DTypeError, match=f"`{field}`"):
+            from_torch(to_torch(T6) | {field: value}, DraftTree)
+    kv = to_torch(PagedKV.allocate(8, page_size=4, head_dim_ckv=2, head_dim_kpe=2))
+    for value in (None, torch.tensor(8)):
+        with pytest.raises(DTypeError, match=r"`max_context` is .*, expected an integer"):
+            from_torch(kv | {"max_context": value}, PagedKV)
+
+
+def test_from_torch_rejects_names_that_are_no_strings():
+    with pytest.raises(ArgumentError, match="`value` has 1, x, expected the fields of Visibility"):
+        from_torch({1: torch.zeros(1), "x": torch.zeros(1)}, Visibility)
 
 
 def test_accept_results_go_to_torch_too():
