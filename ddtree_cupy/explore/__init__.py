@@ -5,7 +5,8 @@ Record what a drafter proposed and a target said at every position of a text (`r
 pass costs (`budget_curve`, `speedup`).
 """
 
-from ddtree_cupy.explore.costs import CostModel, CostTable, LinearCost, MeasuredCost, UserCost
+from ddtree_cupy.explore.cost_tables import CostTable, MeasuredCost
+from ddtree_cupy.explore.costs import CostModel, LinearCost, UserCost
 from ddtree_cupy.explore.fixed_tree import FixedTree
 from ddtree_cupy.explore.policies import (
     BestFirst,

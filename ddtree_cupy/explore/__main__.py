@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddtree_cupy.explore.costs import SHIPPED_COSTS, CostTable
+from ddtree_cupy.explore.cost_tables import SHIPPED_COSTS, CostTable
 from ddtree_cupy.explore.policies import named_policies
 from ddtree_cupy.explore.recorder import record
 from ddtree_cupy.explore.speedup import tokens_per_pass
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     costs = commands.add_parser("costs", help="turn `python -m ddtree_cupy.bench tree_attention --json` into a table")
     costs.add_argument("report", type=Path, help="its output")
     costs.add_argument("--variant", required=True)
+    costs.add_argument("--dtype", required=True, help="of queries and cache, bfloat16 in the benchmark's own cases")
     costs.add_argument("--out", type=Path, default=SHIPPED_COSTS)
     compare = commands.add_parser("policies", help="tokens per pass of every named policy")
     compare.add_argument("traces", type=Path, nargs="?", default=SHIPPED_TRACES)
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "record":
         print(record_tiny(options.prompts, options.positions, options.out))
     elif options.command == "costs":
-        CostTable.from_bench(json.loads(options.report.read_text()), options.variant).save(options.out)
+        CostTable.from_bench(json.loads(options.report.read_text()), options.variant, dtype=options.dtype).save(
+            options.out
+        )
     else:
         print(policy_table(Traces.load(options.traces), options.workers))
     return 0

@@ -1,5 +1,7 @@
 """Fixed trees: the same ranks at every position, Medusa's form."""
 
+import hashlib
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -7,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.tree_build import best_first_tree
 
 __all__ = ["MEDUSA_63", "FixedTree"]
 
@@ -56,7 +58,9 @@ class FixedTree:
     label: str = ""
 
     def __post_init__(self) -> None:
-        ordered = tuple(sorted((tuple(map(int, path)) for path in self.choices), key=lambda path: (len(path), path)))
+        check = Checker("FixedTree")
+        paths = [tuple(check.integer(f"choices[{at}]", rank) for rank in path) for at, path in enumerate(self.choices)]
+        ordered = tuple(sorted(paths, key=lambda path: (len(path), path)))
         known = {(), *ordered}
         if len(known) != len(ordered) + 1 or any(path[:-1] not in known or min(path) < 0 for path in ordered):
             raise ArgumentError(
@@ -66,8 +70,9 @@ class FixedTree:
 
     @property
     def name(self) -> str:
-        """`label`, or the number of nodes."""
-        return self.label or f"fixed {len(self.choices)}"
+        """`label`, or the number of nodes and a digest of the choices."""
+        digest = hashlib.sha256(repr(self.choices).encode()).hexdigest()
+        return self.label or f"fixed {len(self.choices)} #{digest[:6]}"
 
     @classmethod
     def from_widths(cls, widths: Sequence[int], label: str = "") -> Self:
@@ -76,8 +81,13 @@ class FixedTree:
         Parameters
         ----------
         widths : sequence of int
+            At least one, each at least 1.
         label : str
         """
+        check = Checker("FixedTree.from_widths")
+        widths = [check.integer(f"widths[{depth}]", width, low=1) for depth, width in enumerate(widths)]
+        if not widths:
+            raise ArgumentError("FixedTree.from_widths: `widths` is empty, expected at least one width")
         level: list[tuple[int, ...]] = [()]
         choices: list[tuple[int, ...]] = []
         for width in widths:
@@ -86,29 +96,50 @@ class FixedTree:
         return cls(tuple(choices), label or f"fixed {'x'.join(map(str, widths))}")
 
     @classmethod
-    def fitted(cls, candidates: Candidates, budget: int) -> Self:
+    def fitted(cls, candidates: Candidates, budget: int, label: str = "") -> Self:
         """Return the best fixed tree for these positions, if the draft marginals were right.
 
-        The mean probability of each rank at each depth replaces the position's own.
+        value(path) = mean over positions of the product over depths d of p[d, path[d]]; the tree holds the `budget`
+        paths of the highest values, ties in the order of depth and ranks.
 
         Parameters
         ----------
         candidates : Candidates
             Batched; say, the `candidates` of traces.
         budget : int
+            Paths no position has are left out, so there may be fewer.
+        label : str
+            Replaces the name.
+
+        Notes
+        -----
+        No path has a higher value than its prefix or than the sibling of the rank before, so best-first is exact.
         """
+        check = Checker("FixedTree.fitted")
+        budget = check.integer("budget", budget, low=0)
+        check.array("candidates.logits", candidates.logits, ("num_positions", "draft_len", "width"))
+        positions, draft_len, width = candidates.logits.shape
+        if positions == 0:
+            raise ArgumentError("FixedTree.fitted: `candidates` has no positions, expected at least one")
         usable = np.isfinite(candidates.lse)
         lse = np.where(usable, candidates.lse, 0.0)[..., None].astype(np.float64)
-        weights = np.where(usable[..., None], np.exp(candidates.logits - lse), 0.0).mean(0)
-        with np.errstate(divide="ignore"):
-            logits = np.log(weights)
-        ranks = np.where(logits > -np.inf, np.arange(logits.shape[1], dtype=np.int32), np.int32(-1))
-        mean = Candidates(ranks.astype(np.int32), logits, np.zeros(len(logits)))
-        tree = best_first_tree(mean, budget=budget, root_token_ids=0)
-        paths: list[tuple[int, ...]] = [()]
-        for rank, parent in zip(tree.token_ids[1 : tree.num_nodes], tree.parents[1 : tree.num_nodes], strict=True):
-            paths.append((*paths[parent], int(rank)))
-        return cls(tuple(paths[1:]), f"fitted {budget}")
+        weights = np.where(usable[..., None], np.exp(candidates.logits - lse), 0.0)
+
+        paths: list[tuple[int, ...]] = []
+        heap: list[tuple[float, int, tuple[int, ...], Array]] = []  # the path decides ties before any array is compared
+
+        def push(path: tuple[int, ...], above: Array) -> None:  # above: the parent's product at each position
+            depth, rank = len(path) - 1, path[-1]
+            if depth < draft_len and rank < width and (products := above * weights[:, depth, rank]).any():
+                heapq.heappush(heap, (-float(products.mean()), depth, path, (above, products)))
+
+        push((0,), np.ones(positions))
+        while heap and len(paths) < budget:
+            _, _, path, (above, products) = heapq.heappop(heap)
+            paths.append(path)
+            push((*path[:-1], path[-1] + 1), above)
+            push((*path, 0), products)
+        return cls(tuple(paths), label or f"fitted {budget}")
 
     def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
         """Return one tree a request; nodes deeper than the draft or without a candidate are left out.

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
-from ddtree_cupy.explore.costs import LinearCost
+from ddtree_cupy.explore.costs import CostModel, LinearCost
 from ddtree_cupy.explore.fixed_tree import MEDUSA_63, FixedTree
 from ddtree_cupy.tree_build import best_first_tree, choose_budget
 
@@ -75,8 +76,7 @@ class BestFirst:
     def name(self) -> str:
         """`label`, or budget and limits."""
         limits = ("max_depth", "max_children", "min_path_score", "spine")
-        given = [f"{limit} {getattr(self, limit)}" for limit in limits if getattr(self, limit) not in (None, 0)]
-        return self.label or ", ".join([f"best-first {self.budget}", *given])
+        return self.label or ", ".join([f"best-first {self.budget}", *_given(self, limits)])
 
     def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
         """Return one tree a request; see `Policy.build`.
@@ -98,6 +98,12 @@ class BestFirst:
             min_path_score=self.min_path_score,
             spine=self.spine,
         )
+
+
+def _given(policy: Any, names: tuple[str, ...]) -> list[str]:
+    """Name and value of the fields that differ from their defaults."""
+    defaults = {field.name: field.default for field in fields(policy)}
+    return [f"{name} {getattr(policy, name)}" for name in names if getattr(policy, name) != defaults[name]]
 
 
 def chain(length: int) -> BestFirst:
@@ -126,9 +132,11 @@ class EntropyBudget:
     Attributes
     ----------
     low, high : int
-        Nodes besides the root.
+        Nodes besides the root, 0 <= low <= high.
     full : float
+        Finite, above 0.
     depths : int
+        At least 1.
 
     Notes
     -----
@@ -140,10 +148,17 @@ class EntropyBudget:
     full: float = 2.0
     depths: int = 4
 
+    def __post_init__(self) -> None:
+        check = Checker("EntropyBudget")
+        low = check.integer("low", self.low, low=0)
+        check.integer("high", self.high, low=low)
+        check.real("full", self.full, above=0.0)
+        check.integer("depths", self.depths, low=1)
+
     @property
     def name(self) -> str:
-        """Both ends of the budget."""
-        return f"entropy {self.low}..{self.high}"
+        """Both ends of the budget, and what is not the default."""
+        return ", ".join([f"entropy {self.low}..{self.high}", *_given(self, ("full", "depths"))])
 
     def budgets(self, candidates: Candidates) -> npt.NDArray[np.int32]:
         """Return the budget of each request.
@@ -186,7 +201,8 @@ class CostAware:
     max_budget : int
         Largest tree considered.
     cost : callable
-        Cost of a pass over n nodes besides the root; a cost model of `explore`, or any function that pickles.
+        Of a budget: the cost of a pass over so many nodes besides the root. A cost model of `explore`, or any function
+        that pickles.
     label : str
         Replaces the name.
 
@@ -201,8 +217,11 @@ class CostAware:
 
     @property
     def name(self) -> str:
-        """`label`, or the largest budget."""
-        return self.label or f"cost-aware {self.max_budget}"
+        """`label`, or the largest budget and the cost."""
+        if self.label:
+            return self.label
+        place = f"{getattr(self.cost, '__module__', '')}.{getattr(self.cost, '__qualname__', '<')}"
+        return f"cost-aware {self.max_budget}, {repr(self.cost) if '<' in place else place}"
 
     def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
         """Return one tree a request; see `Policy.build`.
@@ -213,7 +232,11 @@ class CostAware:
         """
         widest = BestFirst(self.max_budget)
         tree = widest.build(candidates, root_token_ids)
-        costs = np.array([self.cost(nodes) for nodes in range(self.max_budget + 1)])
+        costs = (
+            self.cost.array(self.max_budget)
+            if isinstance(self.cost, CostModel)
+            else np.array([self.cost(budget) for budget in range(self.max_budget + 1)])
+        )
         scores = tree.path_scores
         assert scores is not None
         budgets = np.array([choose_budget(row, costs) for row in scores], np.int32)

@@ -69,6 +69,8 @@ class Replay:
     policy : str
     draws : int32 array, shape (R,)
         Which decoded text the round belongs to, from 0; the prompt's number unless prompts were resampled.
+    prompts : int32 array, shape (R,)
+        The prompt of that text; resampling decodes some prompts more than once.
     positions : int64 array, shape (R,)
         Where in the traces it starts.
     num_accepted, num_nodes : int32 array, shape (R,)
@@ -79,6 +81,7 @@ class Replay:
 
     policy: str
     draws: npt.NDArray[np.int32]
+    prompts: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
     num_accepted: npt.NDArray[np.int32]
     num_nodes: npt.NDArray[np.int32]
@@ -109,7 +112,7 @@ class Replay:
     def depth_rates(self) -> npt.NDArray[np.float64]:
         """Share of the rounds that reached each depth and accepted there, shape (L,); NaN where none got there."""
         accepted = (self.hit_ranks >= 0).sum(0)
-        arrived = np.concatenate([[self.num_rounds], accepted[:-1]])
+        arrived = np.concatenate([[self.num_rounds], accepted])[: len(accepted)]
         rates = np.full(len(accepted), np.nan)
         np.divide(accepted, arrived, out=rates, where=arrived > 0)
         return rates
@@ -118,7 +121,8 @@ class Replay:
     def rank_histogram(self) -> npt.NDArray[np.int64]:
         """Accepted tokens by depth and rank in the drafter's row, shape (L, highest rank + 1)."""
         width = int(self.hit_ranks.max(initial=0)) + 1
-        return np.stack([np.bincount(ranks[ranks >= 0], minlength=width) for ranks in self.hit_ranks.T])
+        rows = [np.bincount(ranks[ranks >= 0], minlength=width) for ranks in self.hit_ranks.T]
+        return np.array(rows, np.int64).reshape(-1, width)
 
     def __repr__(self) -> str:
         return f"Replay({self.policy!r}, rounds={self.num_rounds}, tokens_per_pass={self.tokens_per_pass:.3f})"
@@ -140,8 +144,9 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
     Raises
     ------
     ArgumentError
-        There are no positions, or a tree uses the last recorded rank: more of the drafter's row might have entered
-        it. Record with a larger `width`, or set a smaller budget.
+        There are no positions, a tree is inactive or has an accepted token that the drafter's recorded row lacks, or
+        a tree uses the last recorded rank: more of the drafter's row might have entered it. Record with a larger
+        `width`, or set a smaller budget.
     """
     if traces.num_positions == 0:
         raise ArgumentError("replay: `traces` has no positions")
@@ -160,21 +165,35 @@ def _score_batch(
     # off the accepted path the target's token is unknown, and `accept` never gets there
     targets = np.take_along_axis(traces.continuations[rows], np.maximum(tree.depths, 0), axis=1)
     result = accept(tree, targets)
-    accepted, depths = result.num_accepted, np.arange(traces.draft_len)
+    accepted = result.num_accepted
+    on_path = np.arange(traces.draft_len) < accepted[:, None]
     hits = candidates.token_ids == traces.continuations[rows, : traces.draft_len, None]
-    hit_ranks = np.where(depths < accepted[:, None], hits.argmax(-1), -1).astype(np.int32)
+    unknown = (on_path & ~hits.any(-1)).any(1)
+    if unknown.any():
+        raise ArgumentError(
+            f"replay: policy {policy.name!r} has an accepted token at position "
+            f"{rows.start + int(np.flatnonzero(unknown)[0])} that is not among the {traces.width} ranks recorded of "
+            f"the drafter's row, expected tokens of `candidates`"
+        )
+    hit_ranks = np.where(on_path, hits.argmax(-1) if traces.width else -1, -1).astype(np.int32)
     scores = tree.path_scores
     expected = np.full(len(accepted), np.nan) if scores is None else np.exp(scores).sum(-1)
     return accepted, tree.num_nodes, hit_ranks, expected
 
 
 def _check_tree(policy: Policy, traces: Traces, candidates: Candidates, tree: DraftTree, start: int) -> None:
-    """Raise unless the tree has one request a position, fits the draft, and leaves the last rank alone."""
+    """Raise unless the tree has one active request a position, fits the draft, and leaves the last rank alone."""
     batch = len(candidates.lse)
     if tree.token_ids.shape[:-1] != (batch,) or int(tree.depths.max(initial=0)) > traces.draft_len:
         raise ArgumentError(
             f"replay: policy {policy.name!r} returned trees {tree.token_ids.shape} of depth "
             f"{int(tree.depths.max(initial=0))}, expected ({batch}, num_nodes) no deeper than {traces.draft_len}"
+        )
+    inactive = tree.num_nodes < 1
+    if inactive.any():
+        raise ArgumentError(
+            f"replay: policy {policy.name!r} returned an inactive tree at position "
+            f"{start + int(np.flatnonzero(inactive)[0])}, expected at least the root"
         )
     if traces.width >= traces.vocab_size or traces.width == 0:
         return
@@ -227,20 +246,24 @@ def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, see
 
 
 def _walk(traces: Traces, outcomes: Outcomes, num_rounds: int | None, seed: int) -> Replay:
+    check = Checker("replay")
     starts = [outcomes.rounds(traces, prompt) for prompt in range(traces.num_prompts)]
+    seed = check.integer("seed", seed, low=0)
     if num_rounds is None:
         drawn = list(range(traces.num_prompts))
     else:
-        num_rounds = Checker("replay").integer("num_rounds", num_rounds, low=1)
+        num_rounds = check.integer("num_rounds", num_rounds, low=1)
         rng, drawn, count = np.random.default_rng(seed), [], 0
         while count < num_rounds:
             drawn.append(int(rng.integers(traces.num_prompts)))
             count += len(starts[drawn[-1]])
     positions = np.concatenate([starts[prompt] for prompt in drawn])[:num_rounds]
     draws = np.repeat(np.arange(len(drawn), dtype=np.int32), [len(starts[prompt]) for prompt in drawn])[:num_rounds]
+    prompts = np.array(drawn, np.int32)[draws]
     return Replay(
         policy=outcomes.policy,
         draws=draws,
+        prompts=prompts,
         positions=positions,
         num_accepted=outcomes.num_accepted[positions],
         num_nodes=outcomes.num_nodes[positions],

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.explore.policies import BestFirst, Policy
 from ddtree_cupy.explore.replay import Replay
@@ -24,7 +25,9 @@ class Interval(NamedTuple):
 
     Attributes
     ----------
-    value, low, high : float
+    value : float
+    low, high : float
+        NaN where fewer than two prompts have rounds: one prompt says nothing about others.
     """
 
     value: float
@@ -42,18 +45,25 @@ def tokens_per_pass(result: Replay, *, samples: int = 1000, confidence: float = 
     Parameters
     ----------
     result : Replay
-        Of each prompt once: resampled rounds would count their prompts as independent.
     samples : int
-        Bootstrap samples: prompts are drawn with replacement, so that rounds of one text stay together.
+        Bootstrap samples: prompts are drawn with replacement, with all their rounds, so `num_rounds` of `replay` does
+        not narrow the interval.
     confidence : float
+        Between 0 and 1.
     seed : int
 
     Returns
     -------
     Interval
+        Of NaN to NaN with fewer than two prompts.
+
+    Raises
+    ------
+    DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
     """
-    passes = np.ones(result.num_rounds)
-    return _ratio(result, 1.0 + result.num_accepted, passes, samples, confidence, seed)
+    bootstrap = _Bootstrap.checked("tokens_per_pass", samples, confidence, seed)
+    return bootstrap.ratio(result, 1.0 + result.num_accepted, np.ones(result.num_rounds))
 
 
 def speedup(
@@ -75,13 +85,19 @@ def speedup(
     cost : callable
         A cost model, or any function of n; any unit, that of `round_us`.
     round_us : float
-        What a round costs beyond the target's pass: drafting, building the tree, committing.
+        What a round costs beyond the target's pass: drafting, building the tree, committing. Finite, at least 0.
     samples, confidence, seed
         As in `tokens_per_pass`.
 
     Returns
     -------
     Interval
+        Of NaN to NaN with fewer than two prompts.
+
+    Raises
+    ------
+    DTypeError, ArgumentError
+        The message names the argument, what it is and what was expected.
 
     Examples
     --------
@@ -90,30 +106,56 @@ def speedup(
     >>> free.value == tokens_per_pass(replay(Traces.load(), chain(15))).value  # nodes cost nothing
     True
     """
+    bootstrap = _Bootstrap.checked("speedup", samples, confidence, seed)
+    round_us = _round_us("speedup", round_us)
     sizes, inverse = np.unique(result.num_nodes, return_inverse=True)
-    spent = np.array([cost(int(size) - 1) for size in sizes])[inverse] + round_us
-    baseline = cost(0)
-    if not (np.isfinite(spent).all() and (spent > 0).all() and baseline > 0):
+    costs = np.array([cost(0), *(cost(int(size) - 1) for size in sizes)], np.float64)
+    if not (np.isfinite(costs).all() and (costs > 0).all()):
         raise ArgumentError("speedup: `cost` must be positive and finite for every tree of the replay")
-    return _ratio(result, (1.0 + result.num_accepted) * baseline, spent, samples, confidence, seed)
+    return bootstrap.ratio(result, (1.0 + result.num_accepted) * costs[0], costs[1:][inverse] + round_us)
 
 
-def _ratio(
-    result: Replay,
-    gains: npt.NDArray[np.floating[Any]],
-    spent: npt.NDArray[np.floating[Any]],
-    samples: int,
-    confidence: float,
-    seed: int,
-) -> Interval:
-    """Ratio of sums, with texts drawn with replacement."""
-    texts = int(result.draws.max()) + 1
-    gain, cost = (np.bincount(result.draws, weights, minlength=texts) for weights in (gains, spent))
-    if samples < 1 or not 0.0 < confidence < 1.0:
-        raise ArgumentError("bootstrap: expected `samples` of at least 1 and `confidence` between 0 and 1")
-    drawn = np.random.default_rng(seed).integers(texts, size=(samples, texts))
-    low, high = np.quantile(gain[drawn].sum(1) / cost[drawn].sum(1), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(gain.sum() / cost.sum()), float(low), float(high))
+def _round_us(function: str, round_us: float) -> float:
+    found = Checker(function).real("round_us", round_us)
+    if found < 0:
+        raise ArgumentError(f"{function}: `round_us` is {round_us!r}, expected a finite number >= 0")
+    return found
+
+
+@dataclass(frozen=True)
+class _Bootstrap:
+    """Checked settings of a bootstrap over prompts."""
+
+    function: str
+    samples: int
+    confidence: float
+    seed: int
+
+    @classmethod
+    def checked(cls, function: str, samples: int, confidence: float, seed: int) -> "_Bootstrap":
+        check = Checker(function)
+        samples = check.integer("samples", samples, low=1)
+        seed = check.integer("seed", seed, low=0)
+        share = check.real("confidence", confidence, above=0.0)
+        if share >= 1.0:
+            raise ArgumentError(f"{function}: `confidence` is {confidence!r}, expected a number between 0 and 1")
+        return cls(function, samples, share, seed)
+
+    def ratio(
+        self, result: Replay, gains: npt.NDArray[np.floating[Any]], spent: npt.NDArray[np.floating[Any]]
+    ) -> Interval:
+        """Ratio of sums, with prompts drawn with replacement; prompts without rounds play no part."""
+        if result.num_rounds == 0:
+            raise ArgumentError(f"{self.function}: `result` has no rounds, expected at least one")
+        prompts, of_round = np.unique(result.prompts, return_inverse=True)
+        gain, cost = (np.bincount(of_round, weights) for weights in (gains, spent))
+        value = float(gain.sum() / cost.sum())
+        if len(prompts) < 2:
+            return Interval(value, np.nan, np.nan)
+        drawn = np.random.default_rng(self.seed).integers(len(prompts), size=(self.samples, len(prompts)))
+        tails = [(1 - self.confidence) / 2, (1 + self.confidence) / 2]
+        low, high = np.quantile(gain[drawn].sum(1) / cost[drawn].sum(1), tails)
+        return Interval(value, float(low), float(high))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +180,15 @@ class BudgetCurve:
 
     @property
     def best_budget(self) -> int:
-        """The budget of the highest speedup, the smallest on ties; without a cost model, of the most tokens."""
-        values = [interval.value for interval in self.speedup or self.tokens_per_pass]
-        return self.budgets[int(np.argmax(values))]
+        """The budget of the highest speedup, the smallest on ties; without a cost model, of the most tokens.
+
+        NaN never wins; ArgumentError where there is no other value.
+        """
+        values = np.array([interval.value for interval in self.speedup or self.tokens_per_pass])
+        if np.isnan(values).all():
+            raise ArgumentError(f"BudgetCurve.best_budget: the values are {values.tolist()}, expected a number")
+        known = np.where(np.isnan(values), -np.inf, values)
+        return min(budget for budget, value in zip(self.budgets, known, strict=True) if value == known.max())
 
     def with_cost(self, cost: Cost, *, round_us: float = 0.0, samples: int = 1000, seed: int = 0) -> "BudgetCurve":
         """Return the same rounds under another cost model; nothing is replayed.
@@ -173,6 +221,7 @@ def budget_curve(
     ----------
     traces : Traces
     budgets : sequence of int
+        At least one.
     policy : callable
         From a budget to a policy, called in this process: `BestFirst`, `chain`, a lambda.
     cost : callable, optional
@@ -193,9 +242,15 @@ def budget_curve(
     >>> curve.best_budget, curve.with_cost(LinearCost(fixed_us=4000.0, per_node_us=1.0)).best_budget
     (16, 64)
     """
+    check = Checker("budget_curve")
+    budgets = [check.integer(f"budgets[{at}]", budget, low=0) for at, budget in enumerate(budgets)]
+    if not budgets:
+        raise ArgumentError("budget_curve: `budgets` is empty, expected at least one budget")
+    _Bootstrap.checked("budget_curve", samples, 0.95, seed)  # before the replays, which take longer
+    _round_us("budget_curve", round_us)
     replays = tuple(sweep(traces, [policy(budget) for budget in budgets], executor=executor, progress=progress))
     curve = BudgetCurve(
-        budgets=tuple(int(budget) for budget in budgets),
+        budgets=tuple(budgets),
         tokens_per_pass=tuple(tokens_per_pass(result, samples=samples, seed=seed) for result in replays),
         speedup=(),
         expected_tokens_per_pass=np.array([result.expected_tokens.mean() for result in replays]),

@@ -11,8 +11,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates
-from ddtree_cupy.errors import ArgumentError, ShapeError, WeightsError
+from ddtree_cupy.errors import ArgumentError, DTypeError, WeightsError
 
 __all__ = ["SHIPPED_TRACES", "Traces"]
 
@@ -42,7 +43,7 @@ class Traces:
     context_lens : int32 array, shape (P,)
         Keys in the cache when the round starts; the root's is not among them.
     prompt_starts : int32 array, shape (Q + 1,)
-        Prompt q holds the positions prompt_starts[q] .. prompt_starts[q + 1] - 1.
+        Prompt q holds the positions prompt_starts[q] .. prompt_starts[q + 1] - 1, at least one.
     prompt_names : tuple of str
     vocab_size : int
     max_budget : int
@@ -99,7 +100,14 @@ class Traces:
         Parameters
         ----------
         index : int
+            0 .. Q - 1; nothing counts from the end.
+
+        Raises
+        ------
+        DTypeError, ArgumentError
+            The message names the argument, what it is and what was expected.
         """
+        index = Checker("Traces.prompt").integer("index", index, low=0, high=self.num_prompts - 1)
         return range(int(self.prompt_starts[index]), int(self.prompt_starts[index + 1]))
 
     def select(self, prompts: Sequence[int]) -> Self:
@@ -108,8 +116,16 @@ class Traces:
         Parameters
         ----------
         prompts : sequence of int
+            Each in 0 .. Q - 1.
+
+        Raises
+        ------
+        DTypeError, ArgumentError
+            As `prompt`.
         """
-        chosen = [self.prompt(int(index)) for index in prompts]
+        check, high = Checker("Traces.select"), self.num_prompts - 1
+        prompts = [check.integer(f"prompts[{at}]", index, low=0, high=high) for at, index in enumerate(prompts)]
+        chosen = [self.prompt(index) for index in prompts]
         rows = np.concatenate([np.arange(r.start, r.stop) for r in chosen]) if chosen else np.zeros(0, np.int64)
         return type(self)(
             candidates=self.candidates._map(lambda array: array[rows]),
@@ -117,7 +133,7 @@ class Traces:
             continuations=self.continuations[rows],
             context_lens=self.context_lens[rows],
             prompt_starts=np.cumsum([0, *map(len, chosen)], dtype=np.int32),
-            prompt_names=tuple(self.prompt_names[int(index)] for index in prompts),
+            prompt_names=tuple(self.prompt_names[index] for index in prompts),
             vocab_size=self.vocab_size,
             max_budget=self.max_budget,
             about=self.about,
@@ -131,21 +147,13 @@ class Traces:
         ShapeError, DTypeError, ArgumentError
             Also where a position's root or continuation contradicts the position before it.
         """
-        self.candidates.validate()
-        positions = self.num_positions
-        shapes = {
-            "candidates.lse": (self.candidates.lse, (positions, self.draft_len), np.float32),
-            "root_token_ids": (self.root_token_ids, (positions,), np.int32),
-            "continuations": (self.continuations, (positions, self.draft_len + 1), np.int32),
-            "context_lens": (self.context_lens, (positions,), np.int32),
-            "prompt_starts": (self.prompt_starts, (self.num_prompts + 1,), np.int32),
-        }
-        for name, (array, shape, dtype) in shapes.items():
-            if array.shape != shape or array.dtype != dtype:
-                raise ShapeError(f"Traces: `{name}` is {array.dtype} {array.shape}, expected {np.dtype(dtype)} {shape}")
-        starts = self.prompt_starts
-        if starts[0] != 0 or starts[-1] != positions or (np.diff(starts) < 0).any():
-            raise ArgumentError(f"Traces: `prompt_starts` must rise from 0 to {positions}, the number of positions")
+        self._validate_forms()
+        positions, starts = self.num_positions, self.prompt_starts
+        if starts[0] != 0 or starts[-1] != positions or (np.diff(starts) <= 0).any():
+            raise ArgumentError(
+                f"Traces: `prompt_starts` must rise from 0 to {positions}, the number of positions, and each prompt "
+                f"must have a position"
+            )
         for name, tokens in (
             ("candidates.token_ids", self.candidates.token_ids),
             ("root_token_ids", self.root_token_ids),
@@ -163,6 +171,30 @@ class Traces:
             at = int(np.flatnonzero(wrong & follows)[0]) + 1
             raise ArgumentError(f"Traces: position {at} does not continue position {at - 1}")
         return self
+
+    def _validate_forms(self) -> None:
+        """Check types, shapes and dtypes."""
+        check, kept = Checker("Traces"), self.candidates
+        for name, value, kind in (("candidates", kept, Candidates), ("prompt_names", self.prompt_names, tuple)):
+            if not isinstance(value, kind):
+                raise DTypeError(f"Traces: `{name}` is {type(value).__name__}, expected {kind.__name__}")
+        check.integer("vocab_size", self.vocab_size, low=1)
+        check.integer("max_budget", self.max_budget, low=0)
+        named = {f"candidates.{name}": getattr(kept, name) for name in ("token_ids", "logits", "lse")}
+        named |= {name: getattr(self, name) for name in _ARRAYS[3:]}
+        for name, array in named.items():
+            check.backend(**{name: array})
+            if not isinstance(array, np.ndarray):
+                raise DTypeError(f"Traces: `{name}` is {type(array).__name__}, expected a NumPy array")
+        row = ("num_positions", "draft_len")
+        check.array("candidates.token_ids", kept.token_ids, (*row, "width"), ("int32",))
+        check.array("candidates.logits", kept.logits, (*row, "width"), ("float32",))
+        check.array("candidates.lse", kept.lse, row, ("float32",))
+        for name in ("root_token_ids", "context_lens"):
+            check.array(name, named[name], ("num_positions",), ("int32",))
+        check.array("continuations", self.continuations, ("num_positions", kept.lse.shape[1] + 1), ("int32",))
+        check.array("prompt_starts", self.prompt_starts, (self.num_prompts + 1,), ("int32",))
+        kept.validate()
 
     def save(self, path: str | Path) -> None:
         """Write one compressed `.npz` file, readable without pickle: plain arrays, a JSON header, a checksum.

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore import CostTable, LinearCost, MeasuredCost, UserCost
 from ddtree_cupy.explore.__main__ import main
-from ddtree_cupy.explore.costs import SHIPPED_COSTS
+from ddtree_cupy.explore.cost_tables import SHIPPED_COSTS
 
 ABOUT = dict.fromkeys(("variant", "gpu", "date", "command", "dtype", "batch", "timing"), "made up")
 TABLE = CostTable(
@@ -26,7 +26,12 @@ TABLE = CostTable(
 def test_shipped_table_says_where_it_comes_from_and_is_read_exactly():
     table = CostTable.load()
     assert "H200" in table.about["gpu"]
-    assert table.about["command"].startswith("python -m ddtree_cupy.bench")
+    commands = table.about["command"].split(" && ")
+    assert [command.split()[:3] for command in commands] == [
+        ["python", "-m", "ddtree_cupy.bench"],
+        ["python", "-m", "ddtree_cupy.explore"],
+    ]
+    assert commands[1].split()[3:] == ["costs", "report.json", "--variant", "v2_split_kv", "--dtype", "bfloat16"]
     for heads, nodes, context, microseconds in table.rows:
         assert MeasuredCost(table, heads, context)(nodes - 1) == microseconds
 
@@ -57,7 +62,8 @@ def test_linear_user_and_sum():
     user = UserCost((0, 8, 64), (10.0, 12.0, 40.0))
     assert user.array(8).tolist() == [10.0 + n / 4 for n in range(9)]
     assert (user + LinearCost(1.0, 0.5))(8) == 12.0 + 1.0 + 4.5
-    with pytest.raises(ArgumentError, match=r"65 nodes lie outside 0\.\.64"):
+    assert user.budgets == (0, 8, 64)
+    with pytest.raises(ArgumentError, match=r"UserCost: `budget` is 65, expected one inside 0\.\.64"):
         user(65)
     for nodes, times in (((0, 0), (1.0, 2.0)), ((0,), (1.0, 2.0)), ((), ()), ((0,), (0.0,)), ((0,), (np.nan,))):
         with pytest.raises(ArgumentError, match="UserCost"):
@@ -84,17 +90,37 @@ def test_costs_command_takes_the_rows_of_one_variant_at_batch_1(tmp_path):
     report = {"environment": {"gpu": "G", "date": "D", "command": "C", "nvrtc": "13"}, "rows": rows}
     (tmp_path / "report.json").write_text(json.dumps(report))
     out = tmp_path / "costs.json"
-    main(["costs", str(tmp_path / "report.json"), "--variant", "v9", "--out", str(out)])
+    main(["costs", str(tmp_path / "report.json"), "--variant", "v9", "--dtype", "float16", "--out", str(out)])
     table = CostTable.load(out)
     assert table.rows == ((8, 64, 8192, 12.5),)
-    assert (table.about["variant"], table.about["gpu"], table.about["command"]) == ("v9", "G", "C")
+    assert [table.about[name] for name in ("variant", "gpu", "date", "dtype")] == ["v9", "G", "D", "float16"]
+    remade = "C > report.json && python -m ddtree_cupy.explore costs report.json --variant v9 --dtype float16"
+    assert table.about["command"] == remade
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ({}, "`report` lacks or holds 'rows'"),
+        ({"rows": [], "environment": {"gpu": "G"}}, "`report` lacks or holds 'date'"),
+        ({"rows": [], "environment": dict.fromkeys(("gpu", "date", "command"), "x")}, "`variant` is 'v9'"),
+        ([], "`report`"),
+    ],
+)
+def test_from_bench_rejects_other_reports(report, message):
+    with pytest.raises(ArgumentError, match=f"CostTable.from_bench: {message}"):
+        CostTable.from_bench(report, "v9", dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
     ("rows", "about", "message"),
     [
         ((), ABOUT, "at least one row"),
-        (((8, 1, 1, -1.0),), ABOUT, "positive"),
+        (((8, 1, 1, -1.0),), ABOUT, r"`rows\[0\]` is -1\.0, expected a finite number > 0"),
+        (((8, 1, 1, np.inf),), ABOUT, r"`rows\[0\]` is inf, expected a finite number > 0"),
+        (((8, 1, 1, np.nan),), ABOUT, r"`rows\[0\]` is nan"),
+        (((8, 0, 1, 1.0),), ABOUT, r"`rows\[0\]` is 0, expected an integer at least 1"),
+        (((8, 1, 1, 1.0), (8, 1, 1)), ABOUT, "must hold tuples of heads"),
         (((8, 1, 1, 1.0), (8, 1, 1, 2.0)), ABOUT, "twice"),
         (((8, 1, 1, 1.0),), {**ABOUT, "gpu": ""}, "lacks gpu"),
     ],
@@ -105,6 +131,34 @@ def test_cost_table_rejects_incomplete_tables(rows, about, message):
 
 
 def test_cost_table_rejects_other_files(tmp_path):
-    (tmp_path / "other.json").write_text("[1]")
-    with pytest.raises(ArgumentError, match="not a cost table"):
-        CostTable.load(tmp_path / "other.json")
+    path = tmp_path / "costs.json"
+    with pytest.raises(WeightsError, match="no such cost table"):
+        CostTable.load(path)
+    TABLE.save(path)
+    whole = json.loads(path.read_text())
+    damaged = {
+        "not JSON": path.read_text()[:-9],
+        "not a cost table": "[1]",
+        "not a cost table of format": json.dumps({**whole, "columns": 3}),
+        "lacks `rows` or `about`": json.dumps({key: value for key, value in whole.items() if key != "rows"}),
+        r"lacks `rows` or `about`\Z": json.dumps({**whole, "about": None}),
+        "`about` lacks gpu": json.dumps({**whole, "about": {**ABOUT, "gpu": ""}}),
+        "must hold tuples": json.dumps({**whole, "rows": [[8, 1, 1000, 1.0], [8, 1]]}),
+        "must hold tuples of": json.dumps({**whole, "rows": [8]}),
+        r"`rows\[0\]` is 8\.5, expected an integer": json.dumps({**whole, "rows": [[8.5, 1, 1000, 1.0]]}),
+        r"`rows\[0\]` is inf": json.dumps({**whole, "rows": [[8, 1, 1000, np.inf]]}),
+        r"`rows\[0\]` is '1', expected a real": json.dumps({**whole, "rows": [[8, 1, 1000, "1"]]}),
+    }
+    for message, text in damaged.items():
+        path.write_text(text)
+        with pytest.raises(WeightsError, match=message) as caught:
+            CostTable.load(path)
+        assert str(path) in str(caught.value)
+
+
+def test_shipped_table_lets_no_baseline_pass_silently():
+    table = CostTable.load()
+    with pytest.raises(ArgumentError, match="extrapolate=True"):
+        MeasuredCost(table, 8, 8192)(0)
+    baseline = MeasuredCost(table, 8, 8192, extrapolate=True)(0)
+    assert baseline == pytest.approx(5.0 + (650.2 - 5.0) / 64)  # in proportion to the nodes, as the docstring says

@@ -1,12 +1,16 @@
 """Policies: trees that keep their limits, budgets that follow doubt and cost."""
 
+import itertools
+import math
 import pickle
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from ddtree_cupy import Candidates, best_first_tree, choose_budget, top_candidates
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.errors import ArgumentError, DDTreeError
 from ddtree_cupy.explore import (
     BestFirst,
     CostAware,
@@ -19,6 +23,11 @@ from ddtree_cupy.explore import (
     score,
 )
 from ddtree_cupy.explore.fixed_tree import MEDUSA_63
+
+
+def steep(budget):
+    """Cost that grows fast."""
+    return 1.0 + budget**2
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +85,20 @@ def test_cost_aware_matches_choose_budget(traces):
         assert tree.num_nodes[position] == chosen + 1
         assert np.array_equal(tree.token_ids[position, 1 : chosen + 1], whole.token_ids[1 : chosen + 1])
     assert len(set(tree.num_nodes.tolist())) > 3
+    same = CostAware(32, lambda budget: 10.0 + (budget + 1)).build(traces.candidates, traces.root_token_ids)
+    assert np.array_equal(same.token_ids, tree.token_ids)
+
+
+def test_cost_aware_asks_a_cost_model_once_for_all_budgets(traces):
+    class Counted(LinearCost):
+        calls = 0
+
+        def array(self, max_budget):
+            type(self).calls += 1
+            return super().array(max_budget)
+
+    CostAware(8, Counted(10.0, 1.0)).build(traces.candidates, traces.root_token_ids)
+    assert Counted.calls == 1
 
 
 def test_fixed_tree_is_the_published_medusa_tree():
@@ -113,6 +136,63 @@ def test_fixed_tree_fitted_matches_best_first_where_all_positions_are_alike():
     assert fitted.choices == ((0,), (1,), (0, 0), (0, 1), (1, 0))
 
 
+def path_value(weights, path):
+    """Mean over positions of the product along a path."""
+    return np.mean([math.prod(row[depth, rank] for depth, rank in enumerate(path)) for row in weights])
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**16),
+    positions=st.integers(1, 5),
+    budget=st.integers(0, 5),
+    spread=st.sampled_from([0.3, 3.0]),
+)
+@example(seed=0, positions=2, budget=2, spread=3.0)
+def test_fixed_tree_fitted_matches_every_tree_tried(seed, positions, budget, spread):
+    rng = np.random.default_rng(seed)
+    scale = rng.choice([0.1, spread], size=(positions, 1, 1))  # some positions are sure, others are not
+    candidates = top_candidates((rng.normal(size=(positions, 2, 3)) * scale).astype(np.float32), 2)
+    weights = np.exp(candidates.logits.astype(np.float64) - candidates.lse[..., None])
+    paths = [path for depth in (1, 2) for path in itertools.product(range(2), repeat=depth)]
+    trees = [
+        tree
+        for tree in itertools.combinations(paths, budget)
+        if all(path[:-1] in tree or len(path) == 1 for path in tree)
+    ]
+    best = max(sum(path_value(weights, path) for path in tree) for tree in trees)
+    found = FixedTree.fitted(candidates, budget)
+    assert len(found.choices) == budget
+    assert sum(path_value(weights, path) for path in found.choices) == pytest.approx(best, rel=1e-12)
+
+
+def test_fixed_tree_fitted_takes_the_mean_of_products():
+    # position 0 is sure and right, position 1 knows nothing: depth 2 after rank 0 is worth more than rank 1
+    logits = np.log(np.array([[[0.95, 0.05], [0.95, 0.05]], [[0.05, 0.05], [0.05, 0.05]]], np.float32))
+    ids = np.tile(np.arange(2, dtype=np.int32), (2, 2, 1))
+    candidates = Candidates(ids, logits, np.zeros((2, 2), np.float32))
+    assert FixedTree.fitted(candidates, 2).choices == ((0,), (0, 0))
+    assert path_value(np.exp(logits), (0, 0)) == pytest.approx((0.95**2 + 0.05**2) / 2, rel=1e-6)
+    assert FixedTree.fitted(candidates, 2, "mine").name == "mine"
+    assert FixedTree.fitted(candidates, 99).name == "fitted 99"
+
+
+def test_fixed_tree_fitted_leaves_out_what_no_position_has():
+    logits = np.zeros((2, 2, 3), np.float32)
+    logits[:, 0, 1:] = -np.inf
+    logits[:, 1] = -np.inf
+    assert FixedTree.fitted(top_candidates(logits, 3), 9).choices == ((0,),)
+
+
+def test_fixed_tree_fitted_rejects_bad_arguments(traces):
+    with pytest.raises(ArgumentError, match="fitted: `budget` is -1, expected an integer at least 0"):
+        FixedTree.fitted(traces.candidates, -1)
+    with pytest.raises(ArgumentError, match="fitted: `candidates` has no positions"):
+        FixedTree.fitted(traces.select([]).candidates, 3)
+    with pytest.raises(DDTreeError, match=r"fitted: `candidates\.logits` is \(15, 64\), expected \(num_positions"):
+        FixedTree.fitted(traces.candidates._map(lambda array: array[0]), 3)
+
+
 @pytest.mark.parametrize("choices", [((0, 0),), ((0,), (0,)), ((-1,),), ((),)])
 def test_fixed_tree_rejects_choices_without_their_prefixes(choices):
     with pytest.raises(ArgumentError, match="distinct paths of ranks"):
@@ -121,6 +201,50 @@ def test_fixed_tree_rejects_choices_without_their_prefixes(choices):
 
 def test_names_say_what_differs():
     assert BestFirst(8, max_depth=3, spine=2).name == "best-first 8, max_depth 3, spine 2"
-    assert CostAware(16, LinearCost(1.0, 1.0)).name == "cost-aware 16"
-    assert FixedTree(((0,),)).name == "fixed 1"
-    assert isinstance(Traces.load().candidates, Candidates)
+    assert CostAware(16, LinearCost(1.0, 1.0)).name == "cost-aware 16, LinearCost(fixed_us=1.0, per_node_us=1.0)"
+    assert CostAware(16, steep).name.endswith("test_policies.steep")
+    assert EntropyBudget(4, 8).name == "entropy 4..8"
+    assert EntropyBudget(4, 8, full=1.0, depths=2).name == "entropy 4..8, full 1.0, depths 2"
+    assert FixedTree(((0,),)).name.startswith("fixed 1 #")
+
+
+def test_names_differ_where_policies_differ():
+    policies = [
+        *(BestFirst(8, **{limit: 0}) for limit in ("max_depth", "max_children", "min_path_score")),
+        *(BestFirst(8, spine=spine) for spine in (0, 1)),
+        *(EntropyBudget(4, 8, full=full, depths=depths) for full in (1.0, 2.0) for depths in (3, 4)),
+        *(CostAware(8, LinearCost(1.0, slope)) for slope in (1.0, 2.0)),
+        *(CostAware(8, cost) for cost in (steep, lambda budget: 1.0, lambda budget: 1.0 + budget)),
+        *(FixedTree(choices) for choices in (((0,), (1,)), ((0,), (2,)), ((0,), (0, 0)))),
+        *(FixedTree.from_widths(widths) for widths in ((2, 1), (1, 2))),
+    ]
+    assert len({policy.name for policy in policies}) == len(policies)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"low": -1}, "EntropyBudget: `low` is -1, expected an integer at least 0"),
+        ({"low": 1.5}, r"EntropyBudget: `low` is 1\.5, expected an integer"),
+        ({"high": 3}, "EntropyBudget: `high` is 3, expected an integer at least 4"),
+        ({"high": 8.0}, "`high` is 8"),
+        ({"full": 0.0}, "EntropyBudget: `full` is 0.0, expected a finite number > 0"),
+        ({"full": np.nan}, "`full` is nan"),
+        ({"full": np.inf}, "`full` is inf"),
+        ({"depths": 0}, "EntropyBudget: `depths` is 0, expected an integer at least 1"),
+    ],
+)
+def test_entropy_budget_rejects_bad_arguments(arguments, message):
+    with pytest.raises(DDTreeError, match=message):
+        EntropyBudget(**{"low": 4, "high": 8, **arguments})
+
+
+def test_fixed_tree_rejects_ranks_and_widths_that_are_no_integers():
+    with pytest.raises(DDTreeError, match=r"FixedTree: `choices\[1\]` is 0\.7, expected an integer"):
+        FixedTree(((0,), (0.7,)))
+    with pytest.raises(DDTreeError, match=r"from_widths: `widths\[1\]` is 2\.5, expected an integer"):
+        FixedTree.from_widths((2, 2.5))
+    with pytest.raises(ArgumentError, match=r"from_widths: `widths\[0\]` is 0, expected an integer at least 1"):
+        FixedTree.from_widths((0, 2))
+    with pytest.raises(ArgumentError, match="from_widths: `widths` is empty"):
+        FixedTree.from_widths(())

@@ -1,5 +1,6 @@
 """A replay is the live decoding it stands for, round by round, and refuses what the traces cannot tell."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -9,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import NoisyDrafter, TableTarget
 
+from ddtree_cupy import Candidates, DraftTree
 from ddtree_cupy.decode.evaluate import PROMPT_BYTES
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_text
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.errors import ArgumentError, DDTreeError
 from ddtree_cupy.explore import BestFirst, FixedTree, Traces, chain, named_policies, record, replay, score
 
 
@@ -111,6 +113,46 @@ def test_replay_with_resampling_draws_the_same_prompts_for_every_policy(traces):
     assert np.array_equal(first.positions, again.positions)
 
 
+@pytest.mark.parametrize("num_rounds", [None, 300])
+def test_replay_keeps_the_prompt_of_every_round(traces, num_rounds):
+    result = replay(traces, BestFirst(16), num_rounds=num_rounds, seed=5)
+    assert result.prompts.dtype == np.int32
+    for prompt, position in zip(result.prompts.tolist(), result.positions.tolist(), strict=True):
+        assert position in traces.prompt(prompt)
+    if num_rounds is None:
+        assert np.array_equal(result.prompts, result.draws)
+    else:
+        assert len(set(result.prompts.tolist())) < len(set(result.draws.tolist()))
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", -1), ("seed", 1.0), ("num_rounds", 0), ("num_rounds", 2.5)])
+def test_replay_rejects_bad_arguments(traces, name, value):
+    with pytest.raises(DDTreeError, match=f"replay: `{name}` is {value}, expected an integer"):
+        replay(traces, chain(3), **{name: value})
+
+
+def test_replay_of_drafts_of_no_depth(traces):
+    kept = traces.candidates
+    flat = dataclasses.replace(
+        traces.select([0, 1]),
+        candidates=Candidates(kept.token_ids[:64, :0], kept.logits[:64, :0], kept.lse[:64, :0]),
+        continuations=traces.continuations[:64, :1],
+    ).validate()
+    result = replay(flat, BestFirst(4))
+    assert result.tokens_per_pass == 1.0
+    assert result.rank_histogram.shape == (0, 1)
+    assert result.depth_rates.shape == (0,)
+    assert result.acceptance_histogram.tolist() == [64]
+
+
+def test_depth_rates_are_nan_where_no_round_arrives(traces):
+    result = replay(traces, BestFirst(16, max_depth=2))
+    accepted = result.num_accepted
+    assert result.depth_rates[:2].tolist() == [np.mean(accepted >= 1), np.sum(accepted >= 2) / np.sum(accepted >= 1)]
+    assert result.depth_rates[2] == 0.0  # rounds arrive, but no node is there
+    assert np.isnan(result.depth_rates[3:]).all()
+
+
 def test_score_rejects_trees_that_use_the_last_recorded_rank(traces):
     score(traces, BestFirst(256))  # the recorder promised it
     with pytest.raises(ArgumentError, match=r"uses rank 63 at position \d+.*record with `width` above 64"):
@@ -126,7 +168,43 @@ def test_score_rejects_trees_of_the_wrong_form(traces):
         def build(self, candidates, root_token_ids):
             return BestFirst(4).build(candidates, root_token_ids).without_batch()
 
+    class Inactive:
+        name = "inactive"
+
+        def build(self, candidates, root_token_ids):
+            tree = BestFirst(4).build(candidates, root_token_ids)
+            token_ids, parents = tree.token_ids.copy(), tree.parents.copy()
+            if len(root_token_ids) < 128:  # the last call, position 128 * n + 5
+                token_ids[5] = parents[5] = -1
+            return DraftTree.from_parents(token_ids, parents)
+
+    with pytest.raises(ArgumentError, match="policy 'inactive' returned an inactive tree at position 133"):
+        replay(traces.select(range(5)), Inactive())
     with pytest.raises(ArgumentError, match="policy 'unbatched' returned trees"):
         score(traces, Unbatched())
     with pytest.raises(ArgumentError, match="no positions"):
         replay(traces.select([]), chain(3))
+
+
+def test_score_rejects_accepted_tokens_that_the_drafters_row_lacks(traces):
+    some = traces.select(range(5))
+    wanted = some.continuations[:, 0]
+
+    class Oracle:
+        name = "oracle"
+        at = 0
+
+        def build(self, candidates, root_token_ids):
+            rows = slice(self.at, self.at + len(root_token_ids))
+            self.at = rows.stop
+            tokens = np.stack([root_token_ids, wanted[rows]], axis=1)
+            return DraftTree.from_parents(tokens, np.tile(np.array([-1, 0], np.int32), (len(tokens), 1)))
+
+    assert (score(some, Oracle()).num_accepted == 1).all()
+    kept = some.candidates
+    token_ids = kept.token_ids.copy()
+    row = token_ids[131, 0]  # of the second call
+    row[row == wanted[131]] = next(token for token in range(some.vocab_size) if token not in row)
+    without = dataclasses.replace(some, candidates=Candidates(token_ids, kept.logits, kept.lse))
+    with pytest.raises(ArgumentError, match="policy 'oracle' has an accepted token at position 131 that is not among"):
+        score(without, Oracle())

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from explore.live import Star
 
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.errors import ArgumentError, DDTreeError
 from ddtree_cupy.explore import (
     BestFirst,
+    BudgetCurve,
     CostTable,
+    EntropyBudget,
+    Interval,
     LinearCost,
     MeasuredCost,
     Traces,
@@ -86,8 +89,67 @@ def test_bootstrap_interval_covers_the_spread_between_prompts(traces):
     wide, narrow = (tokens_per_pass(result, confidence=c, seed=1) for c in (0.95, 0.5))
     assert min(means) < wide.low < narrow.low < wide.value < narrow.high < wide.high < max(means)
     assert tokens_per_pass(result, seed=1) == wide
+
+
+def by_hand(result, cost, round_us, samples, confidence, seed):
+    """Sum the rounds of each prompt, resample prompts, take the ratio of sums of each sample."""
+    prompts = sorted(set(result.prompts.tolist()))
+    gains, spent = [0.0] * len(prompts), [0.0] * len(prompts)
+    for prompt, accepted, nodes in zip(
+        result.prompts.tolist(), result.num_accepted.tolist(), result.num_nodes.tolist(), strict=True
+    ):
+        gains[prompts.index(prompt)] += (1.0 + accepted) * cost(0)
+        spent[prompts.index(prompt)] += cost(nodes - 1) + round_us
+    ratios = []
+    for drawn in np.random.default_rng(seed).integers(len(prompts), size=(samples, len(prompts))):
+        ratios.append(sum(gains[i] for i in drawn) / sum(spent[i] for i in drawn))
+    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return sum(gains) / sum(spent), low, high
+
+
+@pytest.mark.parametrize("num_rounds", [None, 200])
+@pytest.mark.parametrize(("samples", "confidence", "seed"), [(101, 0.8, 0), (41, 0.5, 7), (1, 0.95, 3), (401, 0.95, 1)])
+def test_intervals_match_a_bootstrap_by_hand(traces, num_rounds, samples, confidence, seed):
+    result = replay(traces, EntropyBudget(2, 32), num_rounds=num_rounds, seed=1)
+    cost = LinearCost(128.0, 2.0)  # whole numbers: sums are exact in any order
+    settings = {"samples": samples, "confidence": confidence, "seed": seed}
+    assert speedup(result, cost, round_us=16.0, **settings) == by_hand(result, cost, 16.0, **settings)
+    assert tokens_per_pass(result, **settings) == by_hand(result, lambda nodes: 1.0, 0.0, **settings)
+
+
+def test_intervals_are_no_narrower_for_resampled_rounds(traces):
+    cost = LinearCost(100.0, 2.0)
+    once, often = (replay(traces, BestFirst(16), num_rounds=rounds) for rounds in (None, 10_000))
+    assert often.num_rounds > 60 * once.num_rounds
+    for first, second in (
+        (tokens_per_pass(once), tokens_per_pass(often)),
+        (speedup(once, cost), speedup(often, cost)),
+    ):
+        assert 0.85 < (second.high - second.low) / (first.high - first.low) < 1.15
+
+
+def test_interval_of_fewer_than_two_prompts_is_nan(traces):
     one = replay(traces.select([4]), BestFirst(16))
-    assert len(set(tokens_per_pass(one))) == 1  # a single prompt says nothing about others
+    for result in (one, replay(traces.select([4]), BestFirst(16), num_rounds=200)):
+        for interval in (tokens_per_pass(result), speedup(result, LinearCost(1.0, 1.0))):
+            assert interval.value > 0
+            assert np.isnan([interval.low, interval.high]).all()
+    two = replay(traces.select([4, 5]), BestFirst(16))
+    assert np.isfinite(tokens_per_pass(two)).all()
+
+
+def test_intervals_ignore_prompts_without_rounds(traces):
+    result = replay(traces, BestFirst(16))
+    kept = {name: getattr(result, name)[result.prompts % 2 == 1] for name in ("draws", "prompts", "positions")}
+    kept |= {name: getattr(result, name)[result.prompts % 2 == 1] for name in ("num_accepted", "num_nodes")}
+    gaps = dataclasses.replace(result, **kept)
+    odd = replay(traces.select(range(1, traces.num_prompts, 2)), BestFirst(16))
+    assert tokens_per_pass(gaps) == tokens_per_pass(odd)
+    none = dataclasses.replace(result, **{name: array[:0] for name, array in kept.items()})
+    with pytest.raises(ArgumentError, match="tokens_per_pass: `result` has no rounds"):
+        tokens_per_pass(none)
+    with pytest.raises(ArgumentError, match="speedup: `result` has no rounds"):
+        speedup(none, LinearCost(1.0, 1.0))
 
 
 def test_budget_curve_finds_what_each_cost_model_favours(traces):
@@ -102,12 +164,81 @@ def test_budget_curve_finds_what_each_cost_model_favours(traces):
     assert all(low <= value <= high for value, low, high in measured.speedup)
 
 
+def test_budget_curve_matches_its_replays_one_by_one(traces):
+    budgets, cost = (2, 16), LinearCost(100.0, 3.0)
+    curve = budget_curve(traces, budgets, cost=cost, round_us=40.0, samples=50, seed=9)
+    again = budget_curve(traces, budgets).with_cost(cost, round_us=40.0, samples=50, seed=9)
+    for at, budget in enumerate(budgets):
+        result = replay(traces, BestFirst(budget))
+        assert curve.tokens_per_pass[at] == tokens_per_pass(result, samples=50, seed=9)
+        assert curve.speedup[at] == again.speedup[at] == speedup(result, cost, round_us=40.0, samples=50, seed=9)
+        tree = BestFirst(budget).build(traces.candidates, traces.root_token_ids)
+        expected = np.exp(tree.path_scores).sum(-1)[result.positions].mean()
+        assert curve.expected_tokens_per_pass[at] == pytest.approx(expected, rel=1e-12)
+    assert curve.speedup[1].value != speedup(curve.replays[1], cost).value  # the round's own cost counts
+
+
+def test_best_budget_takes_the_smallest_of_the_best_and_never_nan():
+    def curve(*values):
+        intervals = tuple(Interval(value, value, value) for value in values)
+        return BudgetCurve((16, 8, 4)[: len(values)], intervals, (), np.zeros(len(values)), ())
+
+    assert curve(2.0, np.nan, 1.0).best_budget == 16
+    assert curve(np.nan, 1.0, 2.0).best_budget == 4
+    assert curve(2.0, 2.0, 1.0).best_budget == 8
+    for empty in (curve(), curve(np.nan)):
+        with pytest.raises(ArgumentError, match=r"BudgetCurve\.best_budget: the values are \["):
+            _ = empty.best_budget
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"budgets": ()}, "`budgets` is empty, expected at least one"),
+        ({"budgets": (4, -1)}, r"`budgets\[1\]` is -1, expected an integer at least 0"),
+        ({"budgets": (4.5,)}, r"`budgets\[0\]` is 4\.5, expected an integer"),
+        ({"samples": 0}, "`samples` is 0"),
+        ({"seed": -1}, "`seed` is -1"),
+        ({"round_us": -1.0}, "`round_us` is -1"),
+    ],
+)
+def test_budget_curve_rejects_bad_arguments(traces, changed, message):
+    with pytest.raises(DDTreeError, match=f"budget_curve: {message}"):
+        budget_curve(traces, **{"budgets": (4,), **changed})
+
+
 def test_expected_tokens_match_the_tree(traces):
     some = traces.select([0])
     result = replay(some, BestFirst(12))
     tree = BestFirst(12).build(some.candidates, some.root_token_ids)
     assert np.array_equal(result.expected_tokens, np.exp(tree.path_scores[result.positions]).sum(-1))
     assert np.isnan(replay(some, Star()).expected_tokens).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"samples": 0}, "`samples` is 0, expected an integer at least 1"),
+        ({"samples": 10.0}, "`samples` is 10.0, expected an integer"),
+        ({"seed": -1}, "`seed` is -1, expected an integer at least 0"),
+        ({"seed": None}, "`seed` is None, expected an integer"),
+        ({"confidence": 0.0}, "`confidence` is 0.0, expected a finite number > 0"),
+        ({"confidence": 1.0}, "`confidence` is 1.0, expected a number between 0 and 1"),
+        ({"confidence": np.nan}, "`confidence` is nan"),
+    ],
+)
+def test_intervals_reject_bad_arguments(traces, changed, message):
+    result = replay(traces.select([0, 1]), chain(4))
+    with pytest.raises(DDTreeError, match=f"tokens_per_pass: {message}"):
+        tokens_per_pass(result, **changed)
+    with pytest.raises(DDTreeError, match=f"speedup: {message}"):
+        speedup(result, LinearCost(1.0, 1.0), **changed)
+
+
+@pytest.mark.parametrize("round_us", [-1.0, np.nan, np.inf, "1"])
+def test_speedup_rejects_round_costs_that_are_none(traces, round_us):
+    with pytest.raises(DDTreeError, match=r"speedup: `round_us` is .*, expected a"):
+        speedup(replay(traces.select([0, 1]), chain(4)), LinearCost(100.0, 1.0), round_us=round_us)
 
 
 @pytest.mark.parametrize("cost", [lambda nodes: 0.0, lambda nodes: np.nan, lambda nodes: np.inf])

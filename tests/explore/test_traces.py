@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from toys import NoisyDrafter, TableTarget
 
+from ddtree_cupy import Candidates
 from ddtree_cupy.errors import ArgumentError, DDTreeError, WeightsError
 from ddtree_cupy.explore import BestFirst, Traces, record, score
 from ddtree_cupy.explore.__main__ import main
@@ -141,3 +142,45 @@ def test_validate_rejects_a_position_that_does_not_follow(toy_traces, field):
     array[7] = (array[7] + 1) % 40
     with pytest.raises(ArgumentError, match=r"position [78] does not continue position [67]"):
         dataclasses.replace(toy_traces, **{field: array}).validate()
+
+
+@pytest.mark.parametrize("index", [-1, 2, 0.0, "0", True, None])
+def test_prompt_and_select_reject_indices_that_are_none(toy_traces, index):
+    with pytest.raises(DDTreeError, match=r"Traces.prompt: `index` is .*, expected an integer"):
+        toy_traces.prompt(index)
+    with pytest.raises(DDTreeError, match=r"Traces.select: `prompts\[1\]` is .*, expected an integer"):
+        toy_traces.select([0, index])
+    assert toy_traces.select(np.array([1, 0])).prompt_names == ("prompt 1", "prompt 0")
+
+
+def test_validate_rejects_prompts_without_positions(toy_traces):
+    starts, names = toy_traces.prompt_starts, ("empty", *toy_traces.prompt_names)
+    for at in (0, 1, 2):
+        empty = np.insert(starts, at, starts[at]).astype(np.int32)
+        with pytest.raises(ArgumentError, match="each prompt must have a position"):
+            dataclasses.replace(toy_traces, prompt_starts=empty, prompt_names=names).validate()
+    assert toy_traces.select([]).validate().num_prompts == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "change", "message"),
+    [
+        ("candidates", lambda kept: kept._map(lambda array: array[0]), r"`candidates\.token_ids` is \(4, \d+\), exp"),
+        ("candidates", lambda kept: None, "`candidates` is NoneType, expected Candidates"),
+        ("candidates", lambda kept: kept._map(lambda array: array.tolist()), r"`candidates\.token_ids` is list"),
+        ("candidates", lambda kept: Candidates(kept.token_ids, kept.logits[:3], kept.lse), r"`candidates\.logits` is"),
+        ("root_token_ids", lambda array: array.tolist(), "`root_token_ids` is list, expected a NumPy"),
+        ("root_token_ids", lambda array: array.astype(np.int64), "`root_token_ids` has dtype int64, expected int32"),
+        ("continuations", lambda array: array[:, :-1], r"`continuations` is \(10, 4\), expected \(num_positions, 5\)"),
+        ("context_lens", lambda array: array[:-1], r"`context_lens` is \(9,\), expected \(num_positions,\)"),
+        ("prompt_starts", lambda array: array[:-1], r"`prompt_starts` is \(2,\), expected \(3,\)"),
+        ("prompt_starts", lambda array: np.float32(1), "`prompt_starts` is float32, expected a NumPy array"),
+        ("prompt_names", lambda names: list(names), "`prompt_names` is list, expected tuple"),
+        ("vocab_size", lambda size: float(size), "`vocab_size` is 40.0, expected an integer"),
+        ("max_budget", lambda budget: -1, "`max_budget` is -1, expected an integer at least 0"),
+    ],
+)
+def test_validate_rejects_other_forms(toy_traces, field, change, message):
+    wrong = dataclasses.replace(toy_traces, **{field: change(getattr(toy_traces, field))})
+    with pytest.raises(DDTreeError, match=f"Traces: {message}"):
+        wrong.validate()

@@ -1,0 +1,214 @@
+"""Cost tables: measured times of one kernel, and the cost model that reads them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.errors import ArgumentError, WeightsError
+from ddtree_cupy.explore.costs import CostModel
+
+__all__ = ["SHIPPED_COSTS", "CostTable", "MeasuredCost"]
+
+SHIPPED_COSTS = Path(__file__).parent / "data" / "tree_attention_costs.json"
+
+FORMAT = "ddtree-costs-1"
+COLUMNS = ("heads", "nodes", "context", "microseconds")  # of the file; `nodes` are num_nodes, root included
+_ABOUT = ("variant", "gpu", "date", "command", "dtype", "batch", "timing")
+LAUNCH_US = 5.0  # what remains of a call that computes nothing: the launch gap between two events
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Measured times of one kernel on one GPU.
+
+    Attributes
+    ----------
+    rows : tuple of (heads, num_nodes, context, microseconds)
+        `num_nodes` counts the root, as in the benchmark.
+    about : dict of str to str
+        Kernel `variant`, `gpu`, `date`, the `command` that remakes it, and `dtype`, `batch`, `timing`.
+
+    Notes
+    -----
+    The shipped table holds trees of 64 nodes only (and one row of 65). It has no time of a single node, so a speedup
+    from it needs ``MeasuredCost(..., extrapolate=True)``, whose baseline cost(0) is then proportional to the nodes by
+    construction (above a launch gap): such a speedup is no finding.
+
+    Examples
+    --------
+    >>> table = CostTable.load()
+    >>> for command in table.about["command"].split(" && "):
+    ...     print(command)
+    python -m ddtree_cupy.bench tree_attention --json > report.json
+    python -m ddtree_cupy.explore costs report.json --variant v2_split_kv --dtype bfloat16
+    """
+
+    rows: tuple[tuple[int, int, int, float], ...]
+    about: dict[str, str]
+
+    def __post_init__(self) -> None:
+        missing = [name for name in _ABOUT if not self.about.get(name)]
+        if missing:
+            raise ArgumentError(f"CostTable: `about` lacks {', '.join(missing)}")
+        check, wanted = Checker("CostTable"), "heads, num_nodes, context, microseconds"
+        if not self.rows or any(not isinstance(row, tuple) or len(row) != len(COLUMNS) for row in self.rows):
+            raise ArgumentError(f"CostTable: `rows` must hold tuples of {wanted}, at least one row")
+        for at, (*sizes, microseconds) in enumerate(self.rows):
+            for size in sizes:
+                check.integer(f"rows[{at}]", size, low=1)
+            check.real(f"rows[{at}]", microseconds, above=0.0)
+        if len({row[:3] for row in self.rows}) != len(self.rows):
+            raise ArgumentError("CostTable: `rows` measures one (heads, nodes, context) twice")
+
+    def __repr__(self) -> str:
+        about = ", ".join(self.about[name] for name in ("variant", "gpu", "date"))
+        return f"CostTable({about}, rows={len(self.rows)})"
+
+    @classmethod
+    def load(cls, path: str | Path = SHIPPED_COSTS) -> Self:
+        """Read a table; by default the shipped one.
+
+        Parameters
+        ----------
+        path : str or path
+
+        Raises
+        ------
+        WeightsError
+            The file is missing, no JSON, or holds something else.
+        """
+        try:
+            data = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise WeightsError(f"{path}: no such cost table ({error})") from error
+        except ValueError as error:
+            raise WeightsError(f"{path}: truncated or altered, not JSON ({error})") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("columns") != list(COLUMNS):
+            raise WeightsError(f"{path}: not a cost table of format {FORMAT}")
+        rows, about = data.get("rows"), data.get("about")
+        if not isinstance(rows, list) or not isinstance(about, dict):
+            raise WeightsError(f"{path}: truncated or altered, lacks `rows` or `about`")
+        try:
+            kept = tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+            return cls(kept, {name: str(value) for name, value in about.items()})
+        except (ValueError, TypeError) as error:
+            raise WeightsError(f"{path}: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as JSON, one row a line.
+
+        Parameters
+        ----------
+        path : str or path
+        """
+        about = json.dumps(self.about, indent=2).replace("\n", "\n  ")
+        rows = ",\n    ".join(json.dumps(row) for row in sorted(self.rows))
+        columns = json.dumps(COLUMNS)
+        head = f'"format": "{FORMAT}",\n  "about": {about},\n  "columns": {columns}'
+        Path(path).write_text(f'{{\n  {head},\n  "rows": [\n    {rows}\n  ]\n}}\n')
+
+    @classmethod
+    def from_bench(cls, report: dict[str, Any], variant: str, *, dtype: str) -> Self:
+        """Take the times of one variant at batch 1 from what ``python -m ddtree_cupy.bench --json`` printed.
+
+        Parameters
+        ----------
+        report : dict
+        variant : str
+        dtype : str
+            Of queries and cache; the report does not say. The benchmark's own cases are bfloat16.
+
+        Raises
+        ------
+        ArgumentError
+            The report is none, or has no such row.
+        """
+        rows = []
+        try:
+            for row in report["rows"]:
+                if row["op"] == "tree_attention" and row["variant"] == variant and "event_us" in row:
+                    fields = str(row["name"]).split()
+                    sizes = dict(zip(fields[::2], map(int, fields[1::2]), strict=True))
+                    if sizes["B"] == 1:
+                        rows.append((sizes["H"], sizes["N"], sizes["T"], float(row["event_us"])))
+            about = {name: str(report["environment"][name]) for name in ("gpu", "date", "command")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"CostTable.from_bench: `report` lacks or holds {error}, expected what `--json` printed"
+            ) from error
+        if not rows:
+            raise ArgumentError(f"CostTable.from_bench: `variant` is {variant!r}, expected one with rows at batch 1")
+        remake = f"python -m ddtree_cupy.explore costs report.json --variant {variant} --dtype {dtype}"
+        about["command"] += f" > report.json && {remake}"
+        return cls(tuple(rows), {"variant": variant, **about, "dtype": dtype, "batch": "1", "timing": "event"})
+
+
+@dataclass(frozen=True)
+class MeasuredCost(CostModel):
+    """A table read at some number of heads and some context: linear between measured sizes.
+
+    Attributes
+    ----------
+    table : CostTable
+    heads, context : int
+    layers : int
+        The pass has this many attention layers.
+    extrapolate : bool
+        False refuses sizes outside the measured ones. True scales the nearest measured time, less a launch gap of
+        5 us, in proportion: right for a kernel that is bound by arithmetic, too low for small trees on tensor cores.
+
+    Notes
+    -----
+    The shipped table holds trees of 64 nodes only (and one row of 65), so every smaller tree needs
+    ``extrapolate=True``, also the single node of cost(0). That baseline is then proportional to the nodes by
+    construction (above the launch gap): a speedup from it is no finding. Measure N = 1 on your own card first.
+
+    Examples
+    --------
+    >>> cost = MeasuredCost(CostTable.load(), heads=64, context=8192)
+    >>> cost(63)
+    4563.5
+    """
+
+    table: CostTable
+    heads: int
+    context: int
+    layers: int = 1
+    extrapolate: bool = False
+
+    def __call__(self, budget: int) -> float:
+        """Return the microseconds of a pass; see `CostModel`."""
+        found = self._at(list(self.table.rows), (self.heads, self.context, budget + 1))
+        if found is None:
+            sizes = [sorted({row[column] for row in self.table.rows}) for column in (0, 1, 2)]
+            raise ArgumentError(
+                f"MeasuredCost: heads {self.heads}, nodes {budget + 1} (with root), context {self.context} lie outside "
+                f"the measured heads {sizes[0]}, nodes {sizes[1]}, contexts {sizes[2]}; measure more with "
+                f"`{self.table.about['command']}`, or pass extrapolate=True"
+            )
+        return self.layers * found
+
+    def _at(self, rows: Sequence[tuple[int, int, int, float]], point: tuple[int, ...]) -> float | None:
+        """Interpolate over heads, then context, then nodes; None outside of what was measured."""
+        column = {3: 0, 2: 2, 1: 1}[len(point)]
+        known: dict[int, float] = {}
+        for size in sorted({int(row[column]) for row in rows}):
+            inside = [row for row in rows if row[column] == size]
+            time = inside[0][3] if len(point) == 1 else self._at(inside, point[1:])
+            if time is not None:
+                known[size] = time
+        if not known:
+            return None
+        sizes, times, wanted = list(known), list(known.values()), point[0]
+        if sizes[0] <= wanted <= sizes[-1]:
+            return float(np.interp(wanted, sizes, times))
+        if not self.extrapolate:
+            return None
+        edge, time = (sizes[0], times[0]) if wanted < sizes[0] else (sizes[-1], times[-1])
+        launch = min(LAUNCH_US, time)
+        return launch + (time - launch) * wanted / edge
