@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import library_of
+from ddtree_cupy._check import Checker, library_of
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 Array = Any
@@ -102,14 +102,20 @@ def place_labels(ax: Axes, texts: Sequence[tuple[float, float, str, bool]], radi
     return drawn
 
 
-def on_host(array: Array) -> npt.NDArray[Any]:
+def on_host(function: str, name: str, array: Array) -> npt.NDArray[Any]:
     """Return a NumPy array; one on a GPU is copied."""
-    return np.asarray(array.get() if library_of(array) == "cupy" else array)
+    try:
+        return np.asarray(array.get() if library_of(array) == "cupy" else array)
+    except (TypeError, ValueError) as error:
+        kind = ShapeError if isinstance(error, ValueError) else DTypeError
+        raise kind(
+            f"{function}: `{name}` is {type(array).__name__}, expected an array or even lists ({error})"
+        ) from None
 
 
 def integers(function: str, name: str, value: Array, ndim: int = 1) -> Integers:
     """Return `value` as int64 with `ndim` axes."""
-    array = on_host(value)
+    array = on_host(function, name, value)
     if array.size and array.dtype.kind not in "iu":
         raise DTypeError(f"{function}: `{name}` has dtype {array.dtype}, expected integers")
     return _with_axes(function, name, array, ndim).astype(np.int64)
@@ -117,7 +123,7 @@ def integers(function: str, name: str, value: Array, ndim: int = 1) -> Integers:
 
 def floats(function: str, name: str, value: Array, ndim: int | None = None) -> Floats:
     """Return `value` as float64, with `ndim` axes unless None."""
-    array = on_host(value)
+    array = on_host(function, name, value)
     if array.dtype.kind in "bOSUc" or (array.dtype.kind == "V" and array.dtype.name != "bfloat16"):
         raise DTypeError(f"{function}: `{name}` has dtype {array.dtype}, expected real numbers")
     return _with_axes(function, name, array, ndim).astype(np.float64)
@@ -150,14 +156,36 @@ def pick_request(function: str, request: int | None, batch: int | None) -> int |
         return None
     if request is None and batch == 1:
         return 0
-    if request is None or not 0 <= request < batch:
-        raise ArgumentError(f"{function}: `request` is {request}, expected 0..{batch - 1} to pick one of the batch")
-    return request
+    if request is None:
+        raise ArgumentError(f"{function}: `request` is None, expected 0..{batch - 1} to pick one of the batch")
+    return Checker(function).integer("request", request, low=0, high=batch - 1)
 
 
-def one_request(function: str, container: Any, request: int | None) -> Any:
-    """Return the host container of one request, its arrays without the request axis."""
-    first = next(value for value in vars(container).values() if value is not None)
-    chosen = pick_request(function, request, first.shape[0] if container.is_batched else None)
-    host = container._on_host()
-    return host if chosen is None else host._map(lambda array: array[chosen, ...])
+def container(function: str, name: str, value: Any, *kinds: type) -> None:
+    """Check that `value` is one of these containers."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise DTypeError(f"{function}: `{name}` is {type(value).__name__}, expected {wanted}")
+
+
+def one_request(function: str, name: str, value: Any, request: int | None, *kinds: type) -> Any:
+    """Return the host container of one request, its arrays without the request axis; a tree must have nodes."""
+    container(function, name, value, *kinds)
+    first = next(array for array in vars(value).values() if array is not None)
+    chosen = pick_request(function, request, first.shape[0] if value.is_batched else None)
+    host = value._on_host()
+    one = host if chosen is None else host._map(lambda array: array[chosen, ...])
+    if getattr(one, "num_nodes", 1) == 0:
+        raise ArgumentError(f"{function}: `{name}` has no nodes (an inactive request)")
+    return one
+
+
+def row_of(function: str, name: str, value: Array, request: int | None, batch: int | None) -> Integers:
+    """Return one request's row of an integer array that has a request axis when the tree has."""
+    array = integers(function, name, value, 1 if batch is None else 2)
+    chosen = pick_request(function, request, batch)
+    if chosen is None:
+        return array
+    if len(array) != batch:
+        raise ShapeError(f"{function}: `{name}` is {array.shape}, expected {batch} requests like `tree`")
+    return array[chosen, :]

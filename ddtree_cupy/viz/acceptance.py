@@ -12,21 +12,29 @@ from ddtree_cupy.viz import _common as c
 Array = Any
 Axes = Any
 
+_RANKS = {
+    "sibling": "rank among siblings (0 = the drafter's favourite)",
+    "drafter": "rank in the drafter's row (0 = its favourite)",
+}
+
 
 class AcceptanceDisplay:
-    """Accepted draft tokens of many rounds: a histogram over the depth, and hits by sibling rank.
+    """Accepted draft tokens of many rounds: a histogram over the depth, and hits by rank.
 
     Parameters
     ----------
     num_accepted : int array, shape (rounds,)
         Draft tokens accepted, root and bonus excluded; rounds with -1 (inactive) are left out.
     hit_ranks : int array, shape (rounds, L), optional
-        Rank among its siblings (0 = the drafter's favourite) of the node accepted at depth d + 1; -1 for none.
+        Rank (0 = the drafter's favourite) of the node accepted at depth d + 1; -1 for none.
+    rank_of : {"sibling", "drafter"}
+        What the ranks count: the siblings in the tree, as `from_rounds` does, or all tokens of the drafter's row, as
+        `explore.Replay.hit_ranks` does. The picture is named after it.
 
     Attributes
     ----------
     ax_, figure_ : matplotlib objects
-    bars_, line_, legend_ : matplotlib objects
+    bars_, line_, mean_, legend_ : matplotlib objects
         Of kind "depth".
     image_, texts_ : matplotlib objects
         Of kind "rank".
@@ -49,10 +57,12 @@ class AcceptanceDisplay:
     [[0.5, 0.25], [0.25, 0.25]]
     """
 
-    def __init__(self, num_accepted: Array, *, hit_ranks: Array | None = None) -> None:
+    def __init__(self, num_accepted: Array, *, hit_ranks: Array | None = None, rank_of: str = "sibling") -> None:
         name = "AcceptanceDisplay"
         counts = c.integers(name, "num_accepted", num_accepted)
         ranks = None if hit_ranks is None else c.integers(name, "hit_ranks", hit_ranks, 2)
+        c.choice(name, "rank_of", rank_of, tuple(_RANKS))
+        self.rank_of = rank_of
         c.same_length(name, len(counts), "num_accepted", hit_ranks=ranks)
         active = counts >= 0
         if not active.any() or (counts < -1).any():
@@ -60,6 +70,8 @@ class AcceptanceDisplay:
         self.num_accepted = counts[active]
         self.hit_ranks = None if ranks is None else ranks[active]
         if self.hit_ranks is not None:
+            if self.hit_ranks.min(initial=0) < -1:
+                raise ArgumentError(f"{name}: `hit_ranks` holds {self.hit_ranks.min()}, expected ranks and -1 for none")
             deep = np.arange(self.hit_ranks.shape[1])
             wrong = (self.hit_ranks >= 0) != (deep < self.num_accepted[:, None])
             if wrong.any() or self.num_accepted.max() > len(deep):
@@ -85,6 +97,8 @@ class AcceptanceDisplay:
             raise ShapeError(f"{name}: `results` has {len(results)} entries, expected {len(trees)} like `trees`")
         found = []
         for tree, result in zip(trees, results, strict=True):
+            c.container(name, "trees", tree, DraftTree)
+            c.container(name, "results", result, AcceptResult)
             if tree.token_ids.shape != result.accepted.shape:
                 shapes = f"{result.accepted.shape}, expected {tree.token_ids.shape} like its tree"
                 raise ShapeError(f"{name}: `accepted` of a result is {shapes}")
@@ -109,7 +123,7 @@ class AcceptanceDisplay:
         return np.bincount(self.num_accepted) / len(self.num_accepted)
 
     def rank_rates(self) -> Any:
-        """Return float64 (L, ranks): fraction of rounds whose accepted node at depth d + 1 had that sibling rank."""
+        """Return float64 (L, ranks): fraction of rounds whose accepted node at depth d + 1 had that rank."""
         if self.hit_ranks is None:
             raise ArgumentError("AcceptanceDisplay.rank_rates: `hit_ranks` is None, expected to be given")
         rates = np.zeros((self.hit_ranks.shape[1], int(self.hit_ranks.max(initial=0)) + 1))
@@ -148,7 +162,7 @@ class AcceptanceDisplay:
         reached = rates[::-1].cumsum()[::-1]
         self.line_ = ax.plot(depths, reached, color=c.BLUE, marker="o", ms=4, label="rounds that get this far")[0]
         mean = float(self.num_accepted.mean())
-        ax.axvline(mean, color=c.VERMILLION, ls="--", lw=1.5, label=f"mean {mean:.2f}")
+        self.mean_ = ax.axvline(mean, color=c.VERMILLION, ls="--", lw=1.5, label=f"mean {mean:.2f}")
         ax.set_ylim(0, 1.05)
         ax.set_xticks(depths[:: max(1, len(depths) // 16)])
         ax.set_xlabel("accepted draft tokens (depth)")
@@ -170,7 +184,7 @@ class AcceptanceDisplay:
         ax.set_yticks(range(0, len(rates), max(1, len(rates) // 12)))
         ax.set_yticklabels([str(int(tick) + 1) for tick in ax.get_yticks()])
         ax.set_xticks(range(0, rates.shape[1], max(1, rates.shape[1] // 12)))
-        ax.set_xlabel("rank among siblings (0 = the drafter's favourite)")
+        ax.set_xlabel(_RANKS[self.rank_of])
         ax.set_ylabel("depth of the accepted node")
         ax.figure.colorbar(self.image_, ax=ax, label="fraction of rounds (cells: %)", pad=0.02)
 

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.viz import _common as c
 
@@ -13,6 +14,7 @@ Array = Any
 Axes = Any
 
 _POSITIVE = ("contexts", "times_us", "low_us", "high_us", "flops", "bytes_moved")
+_TIMED = ("event_us", "low_us", "high_us", "tflops", "bytes")  # of every timed row of a report
 
 
 class BenchDisplay:
@@ -93,8 +95,8 @@ class BenchDisplay:
             ("peak_flops_per_second", peak_flops_per_second),
             ("peak_bytes_per_second", peak_bytes_per_second),
         ):
-            if peak is not None and not 0 < peak < np.inf:
-                raise ArgumentError(f"{name}: `{argument}` is {peak}, expected a finite value above 0")
+            if peak is not None:
+                Checker(name).real(argument, peak, above=0)
         self.peak_flops_per_second, self.peak_bytes_per_second = peak_flops_per_second, peak_bytes_per_second
 
     @classmethod
@@ -113,23 +115,29 @@ class BenchDisplay:
         op : str
             Rows of other ops are left out; so are rows that failed their gate.
         """
+        name = "BenchDisplay.from_report"
+        c.container(name, "report", report, Mapping)
         rows = []
         for row in report.get("rows", ()):
+            c.container(name, "report['rows']", row, Mapping)
             found = re.fullmatch(r"(.*) T (\d+)", row.get("name", ""))
             if row.get("op") == op and "failed" not in row and found:
+                missing = [key for key in ("variant", *_TIMED) if key not in row]
+                if missing:
+                    raise ArgumentError(f"{name}: `report` has no {missing[0]!r} in row {row['name']!r}, expected one")
                 rows.append((f"{row['variant']}, {found[1]}", int(found[2]), row))
         if not rows:
-            raise ArgumentError(f"BenchDisplay.from_report: `report` has no timed row of {op} whose name ends in T n")
+            raise ArgumentError(f"{name}: `report` has no timed row of {op} whose name ends in T n")
         peaks = report.get("yardstick_before", {})
-        times = [row["event_us"] for *_, row in rows]
+        timed = {key: c.floats(name, key, [row[key] for *_, row in rows], 1) for key in _TIMED}
         return cls(
             [version for version, *_ in rows],
             [context for _, context, _ in rows],
-            times,
-            low_us=[row["low_us"] for *_, row in rows],
-            high_us=[row["high_us"] for *_, row in rows],
-            flops=[1e6 * row["tflops"] * time for (*_, row), time in zip(rows, times, strict=True)],
-            bytes_moved=[row["bytes"] for *_, row in rows],
+            timed["event_us"],
+            low_us=timed["low_us"],
+            high_us=timed["high_us"],
+            flops=1e6 * timed["tflops"] * timed["event_us"],
+            bytes_moved=timed["bytes"],
             peak_flops_per_second=peaks.get("matmul_flops_per_second"),
             peak_bytes_per_second=peaks.get("copy_bytes_per_second"),
         )

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.viz import _common as c
@@ -27,7 +28,14 @@ class BudgetDisplay:
     realised_low, realised_high : float array, shape (n,), optional
         Ends of an interval around `realised`, both or none.
     cost : float array, shape (n,), or callable, optional
-        Cost of one pass with that many nodes besides the root, drafting included, in plain decoding passes.
+        Cost of one pass with that many nodes besides the root, drafting included. A callable, like the cost models
+        of `explore`, may count in any unit: its values are divided by cost(0). An array counts in plain decoding
+        passes, or in any unit once `baseline_cost` is given.
+    baseline_cost : float, optional
+        One plain decoding pass in the unit of `cost`; default cost(0) of a callable, 1 for an array.
+    speedup_low, speedup_high : float array, shape (n,), optional
+        Ends of an interval around the realised speedup, both or none; default the interval of `realised` over the
+        cost.
 
     Attributes
     ----------
@@ -62,6 +70,9 @@ class BudgetDisplay:
         realised_low: Array | None = None,
         realised_high: Array | None = None,
         cost: Array | Callable[[int], float] | None = None,
+        baseline_cost: float | None = None,
+        speedup_low: Array | None = None,
+        speedup_high: Array | None = None,
     ) -> None:
         name = "BudgetDisplay"
         self.budgets = c.integers(name, "budgets", budgets)
@@ -71,30 +82,37 @@ class BudgetDisplay:
             raise ArgumentError(f"{name}: `expected` and `realised` are None, expected at least one of them")
         if (realised_low is None) != (realised_high is None) or (realised_low is not None and realised is None):
             raise ArgumentError(f"{name}: `realised_low` and `realised_high` go together, and with `realised`")
-        self.expected, self.realised, self.realised_low, self.realised_high = (
-            None if value is None else c.floats(name, argument, value, 1)
+        if (speedup_low is None) != (speedup_high is None) or (speedup_low is not None and realised is None):
+            raise ArgumentError(f"{name}: `speedup_low` and `speedup_high` go together, and with `realised`")
+        unit, plain = "baseline_cost", 1.0 if baseline_cost is None else baseline_cost
+        if callable(cost):
+            unit, plain = ("cost(0)", cost(0)) if baseline_cost is None else (unit, plain)
+            cost = [cost(int(n)) for n in self.budgets]
+        self.expected, self.realised, self.realised_low, self.realised_high, self.cost = (
+            self._values(name, argument, value)
             for argument, value in (
                 ("expected", expected),
                 ("realised", realised),
                 ("realised_low", realised_low),
                 ("realised_high", realised_high),
+                ("cost", cost),
             )
         )
-        if callable(cost):
-            cost = [cost(int(n)) for n in self.budgets]
-        self.cost = None if cost is None else c.floats(name, "cost", cost, 1)
-        c.same_length(
-            name,
-            len(self.budgets),
-            "budgets",
-            expected=self.expected,
-            realised=self.realised,
-            realised_low=self.realised_low,
-            realised_high=self.realised_high,
-            cost=self.cost,
-        )
-        if self.cost is not None and not ((self.cost > 0) & np.isfinite(self.cost)).all():
-            raise ArgumentError(f"{name}: `cost` is {self.cost.tolist()}, expected finite values above 0")
+        self.speedup_low = self._values(name, "speedup_low", speedup_low)
+        self.speedup_high = self._values(name, "speedup_high", speedup_high)
+        if self.cost is not None:
+            if (self.cost <= 0).any():
+                raise ArgumentError(f"{name}: `cost` is {self.cost.tolist()}, expected finite values above 0")
+            self.cost = self.cost / Checker(name).real(unit, plain, above=0)
+
+    def _values(self, function: str, name: str, value: Array | None) -> c.Floats | None:
+        if value is None:
+            return None
+        array = c.floats(function, name, value, 1)
+        c.same_length(function, len(self.budgets), "budgets", **{name: array})
+        if not np.isfinite(array).all():
+            raise ArgumentError(f"{function}: `{name}` is {array.tolist()}, expected finite values")
+        return array
 
     @classmethod
     def from_tree(
@@ -102,6 +120,7 @@ class BudgetDisplay:
         tree: DraftTree,
         *,
         cost: Array | Callable[[int], float] | None = None,
+        baseline_cost: float | None = None,
         request: int | None = None,
     ) -> Self:
         """Take the path scores of one tree: expected tokens of its first n nodes, for every n from 0.
@@ -111,18 +130,21 @@ class BudgetDisplay:
         tree : DraftTree
             Best-first, so that its prefixes are the trees of smaller budgets.
         cost : array or callable, optional
-            As in the constructor; an array is indexed by n.
+            As in the constructor; an array is indexed by n and may be longer than the tree.
+        baseline_cost : float, optional
+            As in the constructor.
         request : int, optional
             Which one of a batch.
         """
         name = "BudgetDisplay.from_tree"
-        one = c.one_request(name, tree, request)
+        one = c.one_request(name, "tree", tree, request, DraftTree)
         if one.path_scores is None:
             raise ArgumentError(f"{name}: `tree.path_scores` is None, expected a tree built from draft logits")
         count = int(one.num_nodes)
-        if count == 0:
-            raise ArgumentError(f"{name}: `tree` has no nodes (an inactive request)")
-        return cls(np.arange(count), expected=np.cumsum(np.exp(one.path_scores[:count])), cost=cost)
+        if cost is not None and not callable(cost):
+            cost = c.floats(name, "cost", cost, 1)[:count]
+        expected = np.cumsum(np.exp(one.path_scores[:count]))
+        return cls(np.arange(count), expected=expected, cost=cost, baseline_cost=baseline_cost)
 
     @classmethod
     def from_arrays(cls, budgets: Array, **options: Any) -> Self:
@@ -172,9 +194,13 @@ class BudgetDisplay:
                 options = {"color": color, "marker": marker, "ls": style, "ms": 4, "markevery": every, **kw}
                 self.lines_[which] = ax.plot(self.budgets, tokens / scale, label=names[which], **options)[0]
         self.band_ = None
-        if self.realised_low is not None and self.realised_high is not None:
-            ends = self.realised_low / scale, self.realised_high / scale
-            self.band_ = ax.fill_between(self.budgets, *ends, color=c.BLUE, alpha=0.2, lw=0, label="interval")
+        low, high = self.realised_low, self.realised_high
+        if low is not None and high is not None:
+            low, high = low / scale, high / scale
+        if kind == "speedup" and self.speedup_low is not None:
+            low, high = self.speedup_low, self.speedup_high
+        if low is not None and high is not None:
+            self.band_ = ax.fill_between(self.budgets, low, high, color=c.BLUE, alpha=0.2, lw=0, label="interval")
         if self.budgets[-1] > 32 if log is None else log:
             ax.set_xscale("symlog" if self.budgets[0] == 0 else "log", base=2, **self._linear_part())
             ax.xaxis.set_major_formatter("{x:.0f}")

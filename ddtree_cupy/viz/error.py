@@ -20,14 +20,18 @@ class ErrorDisplay:
         |kernel - reference|; NaN and inf where one of the two alone is not finite.
     allowed : float array that broadcasts to `error`
         The bound of every entry.
+    rms_error, rms_allowed : float, optional
+        The second half of the float rule, both or none: root mean squares over the finite entries, shown in the
+        legend. Without them, only the bound of every entry is shown.
 
     Attributes
     ----------
     ax_, figure_ : matplotlib objects
     points_, failures_, diagonal_, legend_ : matplotlib objects
         Of kind "scatter": entries within their bound, beyond it (None for none), and error = allowed.
-    image_, marks_, colorbar_ : matplotlib objects
-        Of kind "map": the ratio of error and bound, and a cross on every cell above 1 (None for none).
+    image_, marks_, colorbar_, legend_ : matplotlib objects
+        Of kind "map": the ratio of error and bound, and a cross on every cell above 1 (None for none). The
+        legend is None with neither crosses nor root mean squares.
 
     Raises
     ------
@@ -41,13 +45,15 @@ class ErrorDisplay:
     >>> reference = np.array([[1.0, 2.0], [3.0, 4.0]])
     >>> kernel = np.array([[1.0, 2.0], [3.0, 4.5]], np.float32)
     >>> display = ErrorDisplay.from_arrays(kernel, reference, reference.astype(np.float32), floor=1e-6)
-    >>> display.num_failures
-    1
+    >>> display.num_failures, display.passes
+    (1, False)
     >>> display.plot(kind="map").ax_.get_ylabel()
     'node'
     """
 
-    def __init__(self, error: Array, allowed: Array) -> None:
+    def __init__(
+        self, error: Array, allowed: Array, *, rms_error: float | None = None, rms_allowed: float | None = None
+    ) -> None:
         name = "ErrorDisplay"
         self.error = c.floats(name, "error", error)
         bound = c.floats(name, "allowed", allowed)
@@ -61,10 +67,19 @@ class ErrorDisplay:
             ) from None
         if (self.error < 0).any() or not (np.isfinite(self.allowed) & (self.allowed >= 0)).all():
             raise ArgumentError(f"{name}: `error` or `allowed` holds values below 0, or `allowed` infinite ones")
+        if (rms_error is None) != (rms_allowed is None):
+            raise ArgumentError(f"{name}: `rms_error` and `rms_allowed` go together, expected both or none")
+        self.rms_error, self.rms_allowed = (
+            None if value is None else float(c.floats(name, argument, value, 0))
+            for argument, value in (("rms_error", rms_error), ("rms_allowed", rms_allowed))
+        )
 
     @classmethod
     def from_arrays(cls, actual: Array, reference: Array, baseline: Array, *, floor: Array) -> Self:
-        """Apply the float rule, allowed = 2 max|baseline - reference| + floor.
+        """Apply the float rule to every entry, then to the root mean squares over the entries finite in `reference`.
+
+        |actual - reference| <= 2 max|baseline - reference| + floor
+        rms(actual - reference) <= 2 rms(baseline - reference) + floor / 4
 
         Parameters
         ----------
@@ -89,8 +104,21 @@ class ErrorDisplay:
             same = (left == exact) | (np.isnan(left) & np.isnan(exact))
             error = np.where(same, 0.0, np.abs(left - exact))
             finite = np.isfinite(exact)
-            of_baseline = np.abs(base - exact)[finite].max(initial=0.0)
-        return cls(error, 2 * of_baseline + c.floats(name, "floor", floor))
+            of_baseline = np.abs(base - exact)[finite]
+        if not np.isfinite(base[finite]).all():
+            raise ArgumentError(f"{name}: `baseline` is not finite everywhere, expected that where `reference` is")
+        margin = c.floats(name, "floor", floor)
+        try:
+            margins = np.broadcast_to(margin, exact.shape)[finite]
+        except ValueError:
+            raise ShapeError(f"{name}: `floor` is {margin.shape}, expected to broadcast to {exact.shape}") from None
+        if not (np.isfinite(margins) & (margins >= 0)).all():
+            raise ArgumentError(
+                f"{name}: `floor` holds values below 0 or infinite ones, expected finite ones from 0 on"
+            )
+        rms_allowed = 2 * _rms(of_baseline) + _rms(margins) / 4
+        bound = 2 * of_baseline.max(initial=0.0) + margin
+        return cls(error, bound, rms_error=_rms(error[finite]), rms_allowed=rms_allowed)
 
     @property
     def failures(self) -> Any:
@@ -101,6 +129,15 @@ class ErrorDisplay:
     def num_failures(self) -> int:
         """Number of entries beyond their bound."""
         return int(self.failures.sum())
+
+    @property
+    def passes(self) -> bool:
+        """Whether no entry is beyond its bound, and neither is the root mean square, if known."""
+        return self.num_failures == 0 and self._rms_passes
+
+    @property
+    def _rms_passes(self) -> bool:
+        return self.rms_error is None or self.rms_allowed is None or self.rms_error <= self.rms_allowed
 
     def ratios(self) -> Any:
         """Return float64 (N, H): the largest error over its bound of every node and head; inf where none is allowed.
@@ -161,7 +198,16 @@ class ErrorDisplay:
         ax.set_xlabel("allowed error (unit of the output)")
         ax.set_ylabel("|kernel - reference| (exact on the lower edge)")
         c.bare(ax, "top", "right")
-        self.legend_ = c.legend_above(ax, ax.get_legend_handles_labels()[0], columns=2)
+        self.legend_ = c.legend_above(ax, [*ax.get_legend_handles_labels()[0], *self._rms_note()], columns=2)
+
+    def _rms_note(self) -> list[Any]:
+        """Return a legend entry without a marker that says what the root mean squares are."""
+        from matplotlib.lines import Line2D
+
+        if self.rms_error is None:
+            return []
+        sign, verdict = ("<=", "passes") if self._rms_passes else (">", "fails")
+        return [Line2D([], [], ls="", label=f"RMS {self.rms_error:.2g} {sign} {self.rms_allowed:.2g}: {verdict}")]
 
     def _plot_map(self, ax: Axes, ratios: Any, kw: dict[str, Any]) -> None:
         self.ax_ = ax
@@ -174,7 +220,8 @@ class ErrorDisplay:
             self.marks_ = ax.scatter(
                 heads, nodes, marker="x", color=c.VERMILLION, s=24, lw=1.6, label=f"above 1: {nodes.size:,}"
             )
-            c.legend_above(ax, [self.marks_])
+        handles = [*([] if self.marks_ is None else [self.marks_]), *self._rms_note()]
+        self.legend_ = c.legend_above(ax, handles, columns=2) if handles else None
         ax.set_xlabel("head")
         ax.set_ylabel("node")
         for axis in (ax.xaxis, ax.yaxis):
@@ -182,3 +229,11 @@ class ErrorDisplay:
         self.colorbar_ = ax.figure.colorbar(
             self.image_, ax=ax, label="largest error / allowed error", extend="max", pad=0.02
         )
+
+
+def _rms(values: c.Floats) -> float:
+    """Return the root mean square without overflow; inf once a value is not finite."""
+    scale = float(np.abs(values).max(initial=0.0))
+    if not np.isfinite(scale):
+        return float("inf")
+    return scale * float(np.sqrt(np.mean(np.square(values / scale)))) if scale > 0 else 0.0

@@ -4,6 +4,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import PagedKV
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.viz import _common as c
@@ -13,6 +14,10 @@ Axes = Any
 
 _LEFT, _RIGHT, _WIDTH = 0.0, 3.0, 1.0
 _GAP = 0.35  # between pages, in rows
+_CONTEXT, _NODES, _NO_KEY, _FOREIGN = range(4)  # what a row holds
+_COLORS = (c.SKY, c.ORANGE, c.PALE, "#FFFFFF")
+_NAMES = ("context", "tree nodes", "no key yet", "not of this request")
+_HEAD = ("arrowstyle", "connectionstyle", "mutation_scale", "shrinkA", "shrinkB")
 
 
 class PageTableDisplay:
@@ -35,7 +40,8 @@ class PageTableDisplay:
     ----------
     ax_, figure_ : matplotlib objects
     logical_, physical_, arrows_, legend_
-        Artists: cells of both sides, one arrow a row or a page.
+        Artists: cells of both sides, one a row, or one a run of equal rows of a page once rows are too thin to tell
+        apart; a list of one arrow a row or a page, or, above 256 of them, of one LineCollection.
 
     Raises
     ------
@@ -62,15 +68,12 @@ class PageTableDisplay:
     ) -> None:
         name = "PageTableDisplay"
         self.page_table = c.integers(name, "page_table", page_table)
-        for argument, value, least in (
-            ("page_size", page_size, 1),
-            ("context_len", context_len, 0),
-            ("num_nodes", num_nodes, 0),
-        ):
-            if value < least:
-                raise ArgumentError(f"{name}: `{argument}` is {value}, expected at least {least}")
-        self.page_size, self.context_len, self.num_nodes = int(page_size), int(context_len), int(num_nodes)
-        self.num_pages = int(self.page_table.max(initial=-1)) + 1 if num_pages is None else int(num_pages)
+        check = Checker(name)
+        self.page_size = check.integer("page_size", page_size, low=1)
+        self.context_len = check.integer("context_len", context_len, low=0)
+        self.num_nodes = check.integer("num_nodes", num_nodes, low=0)
+        largest = int(self.page_table.max(initial=-1))
+        self.num_pages = largest + 1 if num_pages is None else check.integer("num_pages", num_pages, low=0)
         used = self.num_entries
         if used > len(self.page_table):
             room = len(self.page_table) * self.page_size
@@ -82,12 +85,18 @@ class PageTableDisplay:
             raise ArgumentError(
                 f"{name}: `page_table[{bad[0]}]` is {self.page_table[bad[0]]}, expected 0..{self.num_pages - 1}"
             )
+        again = np.setdiff1d(np.arange(used), np.unique(self.page_table[:used], return_index=True)[1])
+        if again.size:
+            page = self.page_table[again[0]]
+            raise ArgumentError(f"{name}: `page_table[{again[0]}]` is {page} once more, expected a page only once")
 
     @classmethod
     def from_kv(cls, kv: PagedKV, *, num_nodes: int = 0, request: int | None = None) -> Self:
         """Take one request of a cache and the number of tree keys behind its context."""
-        chosen = c.pick_request("PageTableDisplay.from_kv", request, kv.page_table.shape[0] if kv.is_batched else None)
-        table, lens = c.on_host(kv.page_table), c.on_host(kv.context_lens)
+        name = "PageTableDisplay.from_kv"
+        c.container(name, "kv", kv, PagedKV)
+        chosen = c.pick_request(name, request, kv.page_table.shape[0] if kv.is_batched else None)
+        table, lens = c.on_host(name, "kv.page_table", kv.page_table), c.on_host(name, "kv", kv.context_lens)
         if chosen is not None:
             table, lens = table[chosen], lens[chosen]
         return cls(
@@ -122,7 +131,7 @@ class PageTableDisplay:
         arrows : {"auto", "row", "page"}
             One arrow a row or a page; "auto" changes at 24 rows.
         **kw
-            To every arrow, a `FancyArrowPatch`.
+            To every arrow, a `FancyArrowPatch`; a LineCollection takes what is not about the head.
         """
         c.choice("PageTableDisplay.plot", "arrows", arrows, ("auto", "row", "page"))
         used = self.context_len + self.num_nodes
@@ -136,18 +145,21 @@ class PageTableDisplay:
         self.ax_, self.figure_ = ax, ax.figure
         self._label_step = int(np.ceil(8 / c.points_per_unit(ax, "y")))
 
-        kinds = np.array([c.SKY] * self.context_len + [c.ORANGE] * self.num_nodes)
+        self._page_step = int(np.ceil(9 / (c.points_per_unit(ax, "y") * (self.page_size + _GAP))))
+
+        kinds = np.repeat([_CONTEXT, _NODES], [self.context_len, self.num_nodes])
         rows = self.rows()
-        logical = np.full(self.num_entries * self.page_size, c.PALE, dtype="<U7")
+        logical = np.full(self.num_entries * self.page_size, _NO_KEY)
         logical[:used] = kinds
-        physical = np.full(self.num_pages * self.page_size, "#FFFFFF", dtype="<U7")
+        physical = np.full(self.num_pages * self.page_size, _FOREIGN)
         physical[rows] = kinds
-        names = {int(row): position for position, row in enumerate(rows)}
-        self.logical_ = self._cells(ax, _LEFT, logical, {n: n for n in range(used)})
-        self.physical_ = self._cells(ax, _RIGHT, physical, names)
-        for entry in range(self.num_entries):
+        positions = np.full(len(logical), -1), np.full(len(physical), -1)
+        positions[0][:used] = positions[1][rows] = np.arange(used)
+        self.logical_ = self._cells(ax, _LEFT, logical, positions[0])
+        self.physical_ = self._cells(ax, _RIGHT, physical, positions[1])
+        for entry in range(0, self.num_entries, self._page_step):
             self._page_name(ax, _LEFT - 0.1, entry, f"entry {entry}", "right")
-        for page in range(self.num_pages):
+        for page in range(0, self.num_pages, self._page_step):
             self._page_name(ax, _RIGHT + _WIDTH + 0.1, page, f"page {page}", "left")
         for x, text in ((_LEFT, "logical position"), (_RIGHT, "row in the pool")):
             ax.text(x + _WIDTH / 2, -0.4, text, ha="center", va="bottom", fontsize=9)
@@ -155,78 +167,84 @@ class PageTableDisplay:
         self.legend_ = self._legend(ax)
         return self
 
-    def _every(self) -> int:
-        """Return how many pages one line of text takes."""
-        return int(np.ceil(9 / (c.points_per_unit(self.ax_, "y") * (self.page_size + _GAP))))
-
-    def _height(self, row: float) -> float:
+    def _height(self, row: Any) -> Any:
         return row + _GAP * (row // self.page_size)
 
-    def _cells(self, ax: Axes, x: float, colors: Any, names: dict[int, int]) -> Any:
-        from matplotlib.collections import PatchCollection
-        from matplotlib.patches import Rectangle
+    def _boxes(self, x: float, starts: Any, counts: Any) -> Any:
+        """Return float64 (n, 4, 2): corners of the boxes over `counts` rows of one page from `starts` on."""
+        top = self._height(starts)
+        bottom = top + counts
+        across = np.broadcast_to([x, x + _WIDTH, x + _WIDTH, x], (len(top), 4))
+        return np.stack([across, np.column_stack([top, top, bottom, bottom])], axis=-1)
 
-        boxes = [Rectangle((x, self._height(row)), _WIDTH, 1) for row in range(len(colors))]
+    def _cells(self, ax: Axes, x: float, kinds: Any, positions: Any) -> Any:
+        """Draw one side: rows of these kinds, which hold these positions (-1 for none)."""
+        from matplotlib.collections import PolyCollection
+        from matplotlib.colors import to_rgba_array
+
         dense = self._label_step > 2
-        cells = PatchCollection(boxes, facecolors=colors, edgecolors=c.GREY, linewidths=0.0 if dense else 0.5)
-        for row in sorted(names) if self._label_step == 1 else ():
+        first = np.ones(len(kinds), bool)
+        if dense:
+            first[1:] = (kinds[1:] != kinds[:-1]) | (np.arange(1, len(kinds)) % self.page_size == 0)
+        starts = np.flatnonzero(first)
+        boxes = self._boxes(x, starts, np.diff(starts, append=len(kinds)))
+        look: dict[str, Any] = {"edgecolors": c.GREY, "linewidths": 0.0 if dense else 0.5}
+        cells = PolyCollection(boxes, facecolors=to_rgba_array(_COLORS)[kinds[starts]], **look)
+        for row in np.flatnonzero(positions >= 0) if self._label_step == 1 else ():
             where = (x + _WIDTH / 2, self._height(row) + 0.5)
-            ax.text(*where, str(names[row]), ha="center", va="center_baseline", fontsize=7)
-        every = self._every()
-        for page, start in enumerate(range(0, len(colors), self.page_size)):
-            held = [names[row] for row in range(start, start + self.page_size) if row in names]
-            if held and self._label_step > 1 and page % every == 0:
+            ax.text(*where, str(positions[row]), ha="center", va="center_baseline", fontsize=7)
+        pages = np.arange(0, len(kinds), self.page_size)
+        for start in pages[:: self._page_step] if self._label_step > 1 else ():
+            held = positions[start : start + self.page_size]
+            held = held[held >= 0]
+            if held.size:
                 where = (x + _WIDTH / 2, self._height(start) + self.page_size / 2)
                 ax.text(*where, f"{held[0]}-{held[-1]}", ha="center", va="center_baseline", fontsize=7)
-            where = (x, self._height(start))
-            ax.add_patch(Rectangle(where, _WIDTH, self.page_size, fill=False, ec=c.DARK, lw=1.0, zorder=3))
+        look = {"facecolors": "none", "edgecolors": c.DARK, "linewidths": 1.0 if self._page_step <= 4 else 0.0}
+        frames = PolyCollection(self._boxes(x, pages, self.page_size), zorder=3, **look)
+        ax.add_collection(frames, autolim=False)
         return ax.add_collection(cells, autolim=False)
 
     def _page_name(self, ax: Axes, x: float, page: int, text: str, side: str) -> None:
-        if page % self._every() == 0:
-            middle = self._height(page * self.page_size) + self.page_size / 2
-            ax.text(x, middle, text, ha=side, va="center", fontsize=8)
+        middle = self._height(page * self.page_size) + self.page_size / 2
+        ax.text(x, middle, text, ha=side, va="center", fontsize=8)
 
     def _arrows(self, ax: Axes, arrows: str, kw: dict[str, Any]) -> list[Any]:
+        from matplotlib.collections import LineCollection
         from matplotlib.patches import FancyArrowPatch
 
-        used = self.context_len + self.num_nodes
         if arrows == "row":
-            pairs = [(self._height(n) + 0.5, self._height(int(row)) + 0.5) for n, row in enumerate(self.rows())]
-            groups = np.arange(used) // self.page_size
+            rows = self.rows()
+            starts, stops = self._height(np.arange(len(rows))) + 0.5, self._height(rows) + 0.5
+            groups = np.arange(len(rows)) // self.page_size
         else:
-            half = self.page_size / 2
+            groups, half = np.arange(self.num_entries), self.page_size / 2
             pages = self.page_table[: self.num_entries]
-            pairs = [
-                (self._height(n * self.page_size) + half, self._height(int(page) * self.page_size) + half)
-                for n, page in enumerate(pages)
-            ]
-            groups = np.arange(self.num_entries)
+            starts, stops = (self._height(n * self.page_size) + half for n in (groups, pages))
+        left, right = (np.full(len(starts), x) for x in (_LEFT + _WIDTH + 0.04, _RIGHT - 0.04))
+        ends = np.stack([np.column_stack([left, starts]), np.column_stack([right, stops])], axis=1)
+        colors = [c.CYCLE[group % len(c.CYCLE)] for group in groups]
+        width = 1.1 if len(ends) <= 40 else 0.6
+        if len(ends) > 256:  # heads would hide each other, and a patch each takes milliseconds
+            options = {"color": colors, "lw": width, **{key: kw[key] for key in kw if key not in _HEAD}}
+            return [ax.add_collection(LineCollection(list(ends), **options), autolim=False)]
         drawn = []
-        for (start, stop), group in zip(pairs, groups, strict=True):
+        for pair, color in zip(ends.tolist(), colors, strict=True):
             options = {
                 "arrowstyle": "-|>",
                 "mutation_scale": 8,
-                "color": c.CYCLE[group % len(c.CYCLE)],
-                "lw": 1.1 if len(pairs) <= 40 else 0.6,
+                "color": color,
+                "lw": width,
                 "shrinkA": 0,
                 "shrinkB": 0,
-                **kw,
             }
-            ends = ((_LEFT + _WIDTH + 0.04, start), (_RIGHT - 0.04, stop))
-            drawn.append(ax.add_patch(FancyArrowPatch(*ends, **options)))
+            drawn.append(ax.add_patch(FancyArrowPatch(*pair, **{**options, **kw})))
         return drawn
 
     def _legend(self, ax: Axes) -> Any:
         from matplotlib.patches import Patch
 
-        kinds = [
-            (c.SKY, "context"),
-            (c.ORANGE, "tree nodes"),
-            (c.PALE, "no key yet"),
-            ("#FFFFFF", "not of this request"),
-        ]
-        handles = [Patch(fc=color, ec=c.GREY, label=label) for color, label in kinds]
+        handles = [Patch(fc=color, ec=c.GREY, label=name) for color, name in zip(_COLORS, _NAMES, strict=True)]
         return ax.legend(
             handles=handles,
             loc="upper center",

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy._layout import node_positions
 from ddtree_cupy.containers import AcceptResult, DraftTree
 from ddtree_cupy.errors import ArgumentError
@@ -92,7 +93,7 @@ class TreeDisplay:
         )
         c.same_length(name, count, "token_ids", path_scores=self.path_scores, target_token_ids=self.target_token_ids)
         self.accepted = None if accepted is None else c.integers(name, "accepted", accepted)
-        self.bonus_token = bonus_token
+        self.bonus_token = None if bonus_token is None else Checker(name).integer("bonus_token", bonus_token, low=-1)
         self._check_path(name, count)
         with_bonus = self.parents.tolist()
         self.labels = [*map(str, texts), *([say(int(self.bonus_token or 0))] if self._has_bonus else [])]
@@ -139,18 +140,15 @@ class TreeDisplay:
             Which one of a batch.
         """
         name = "TreeDisplay.from_tree"
-        chosen = c.pick_request(name, request, tree.token_ids.shape[0] if tree.is_batched else None)
-        one = c.one_request(name, tree, request)
+        one = c.one_request(name, "tree", tree, request, DraftTree)
         count = int(one.num_nodes)
-        if count == 0:
-            raise ArgumentError(f"{name}: `tree` has no nodes (an inactive request)")
         path, bonus = None, None
         if result is not None:
-            found = c.one_request(name, result, request)
+            found = c.one_request(name, "result", result, request, AcceptResult)
             path, bonus = found.accepted[: int(found.num_accepted) + 1], int(found.bonus_token)
         if target_token_ids is not None:
-            targets = c.integers(name, "target_token_ids", target_token_ids, 1 if chosen is None else 2)
-            target_token_ids = (targets if chosen is None else targets[chosen])[:count]
+            batch = len(tree.token_ids) if tree.is_batched else None
+            target_token_ids = c.row_of(name, "target_token_ids", target_token_ids, request, batch)[:count]
         return cls(
             one.token_ids[:count],
             one.parents[:count],

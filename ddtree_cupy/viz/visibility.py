@@ -5,9 +5,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy._topology import pack_visibility
 from ddtree_cupy.containers import DraftTree, Visibility
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
+from ddtree_cupy.errors import DTypeError, ShapeError
 from ddtree_cupy.viz import _common as c
 
 Array = Any
@@ -59,17 +60,15 @@ class VisibilityDisplay:
 
     def __init__(self, visibility: Array, *, context_len: int = 0, labels: Sequence[str] | None = None) -> None:
         name = "VisibilityDisplay"
-        matrix = c.on_host(visibility)
+        matrix = c.on_host(name, "visibility", visibility)
         if matrix.dtype != np.bool_:
             raise DTypeError(f"{name}: `visibility` has dtype {matrix.dtype}, expected bool, True = may attend")
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
             raise ShapeError(f"{name}: `visibility` is {matrix.shape}, expected (num_nodes, num_nodes), not empty")
-        if context_len < 0:
-            raise ArgumentError(f"{name}: `context_len` is {context_len}, expected at least 0")
         c.same_length(name, len(matrix), "visibility", labels=labels)
         self.visibility = matrix
         self.visibility_bits = pack_visibility(matrix)
-        self.context_len = int(context_len)
+        self.context_len = Checker(name).integer("context_len", context_len, low=0)
         self.labels = [str(n) for n in range(len(matrix))] if labels is None else [str(text) for text in labels]
 
     @classmethod
@@ -94,10 +93,8 @@ class VisibilityDisplay:
             Which one of a batch.
         """
         name = "VisibilityDisplay.from_tree"
-        one = c.one_request(name, tree, request)
+        one = c.one_request(name, "tree", tree, request, DraftTree, Visibility)
         count = int(one.num_nodes)
-        if count == 0:
-            raise ArgumentError(f"{name}: `tree` has no nodes (an inactive request)")
         if labels is None and isinstance(one, DraftTree):
             labels = [str(token) for token in one.token_ids]
         dense = Visibility(one.visibility_bits, one.num_nodes).to_dense()[:count, :count]
@@ -128,9 +125,8 @@ class VisibilityDisplay:
         from matplotlib.colors import ListedColormap
 
         count = len(self.visibility)
-        row = count - 1 if row is None else row
-        if not 0 <= row < count:
-            raise ArgumentError(f"VisibilityDisplay.plot: `row` is {row}, expected 0..{count - 1}")
+        check = Checker("VisibilityDisplay.plot")
+        row = count - 1 if row is None else check.integer("row", row, low=0, high=count - 1)
         ax = c.new_axes(ax, float(np.clip(2.2 + 0.24 * count, 3.2, 8.0)), float(np.clip(2.0 + 0.22 * count, 2.8, 7.4)))
         options = {"cmap": ListedColormap(["#FFFFFF", color]), "vmin": 0, "vmax": 1, "interpolation": "nearest", **kw}
         self.image_ = ax.imshow(self.visibility, **options)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from viz.cases import TARGETS, draw, large_tree, texts, toy_tree
 
 from ddtree_cupy import DraftTree, PagedKV, Visibility, accept, build_tree, viz
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
@@ -28,31 +29,6 @@ def settings_stay():
     yield
     plt.close("all")
     assert dict(matplotlib.rcParams) == before
-
-
-def toy_tree(budget=5):
-    """Rows p = .6 .3 .1 and .5 .4 .1: nodes 9, 10, 20, 11, 21, 20 with parents -1, 0, 1, 0, 1, 3."""
-    logits = np.full((2, 40), -np.inf, np.float32)
-    logits[0, 10:13], logits[1, 20:23] = np.log([0.6, 0.3, 0.1]), np.log([0.5, 0.4, 0.1])
-    return build_tree(logits, budget=budget, root_token_ids=9)
-
-
-def large_tree(budget=300):
-    logits = 2 * np.random.default_rng(0).standard_normal((8, 500)).astype(np.float32)
-    return build_tree(logits, budget=budget, root_token_ids=100_000)
-
-
-def draw(display):
-    """Render for real: many faults of an artist show only then."""
-    display.figure_.canvas.draw()
-    return display
-
-
-def texts(artists):
-    return [artist.get_text() for artist in artists]
-
-
-TARGETS = np.array([10, 33, 0, 0, 0, 0], np.int32)
 
 
 def every_display():
@@ -252,7 +228,7 @@ def test_visibility_display_takes_bare_visibility_and_ignores_padding():
 def test_visibility_display_rejects(matrix, options, error, message):
     with pytest.raises(error, match=message):
         viz.VisibilityDisplay(matrix, **options)
-    with pytest.raises(ArgumentError, match=r"`row` is 2, expected 0\.\.1"):
+    with pytest.raises(ArgumentError, match=r"`row` is 2, expected an integer in 0\.\.1"):
         viz.VisibilityDisplay(np.ones((2, 2), bool)).plot(row=2)
 
 

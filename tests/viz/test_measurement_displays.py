@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from viz.cases import draw, texts, toy_tree
 
-from ddtree_cupy import DraftTree, accept, build_tree, viz
+from ddtree_cupy import DraftTree, accept, viz
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -15,23 +16,6 @@ import matplotlib.pyplot as plt  # noqa: E402
 def figures_are_closed():
     yield
     plt.close("all")
-
-
-def toy_tree(budget=5):
-    """Rows p = .6 .3 .1 and .5 .4 .1: nodes 9, 10, 20, 11, 21, 20 with parents -1, 0, 1, 0, 1, 3."""
-    logits = np.full((2, 40), -np.inf, np.float32)
-    logits[0, 10:13], logits[1, 20:23] = np.log([0.6, 0.3, 0.1]), np.log([0.5, 0.4, 0.1])
-    return build_tree(logits, budget=budget, root_token_ids=9)
-
-
-def draw(display):
-    """Render for real: many faults of an artist show only then."""
-    display.figure_.canvas.draw()
-    return display
-
-
-def texts(artists):
-    return [artist.get_text() for artist in artists]
 
 
 REPORT = {
