@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except (DDTreeError, OSError) as error:
-        print(f"ddtree: {' '.join(str(error).split())}", file=sys.stderr)
+        said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"ddtree: {' '.join(said.split())}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("\nddtree: interrupted", file=sys.stderr)

@@ -35,7 +35,7 @@ class BudgetDisplay:
         One plain decoding pass in the unit of `cost`; default cost(0) of a callable, 1 for an array.
     speedup_low, speedup_high : float array, shape (n,), optional
         Ends of an interval around the realised speedup, both or none; default the interval of `realised` over the
-        cost.
+        cost. NaN, here and in `realised_low` and `realised_high`, leaves a gap.
 
     Attributes
     ----------
@@ -110,7 +110,8 @@ class BudgetDisplay:
             return None
         array = c.floats(function, name, value, 1)
         c.same_length(function, len(self.budgets), "budgets", **{name: array})
-        if not np.isfinite(array).all():
+        is_end = name.endswith(("_low", "_high"))  # NaN: no interval is known, as for a single prompt
+        if np.isinf(array).any() or (np.isnan(array).any() and not is_end):
             raise ArgumentError(f"{function}: `{name}` is {array.tolist()}, expected finite values")
         return array
 

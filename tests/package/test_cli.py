@@ -114,6 +114,7 @@ def test_tree_rejects_unreadable_files(kind, tmp_path, capsys):
     assert captured.out == ""
     assert captured.err.startswith("ddtree: ")
     assert captured.err.count("\n") == 1
+    assert "Errno" not in captured.err
     assert sorted(tmp_path.iterdir()) == before
 
 
