@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="compare every kernel with its reference, then time it on this GPU")
     bench.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
+    bench.add_argument("--tree-sizes", action="store_true", help="tree_attention over the nodes, for explore's costs")
     bench.set_defaults(run=_bench)
     for command in (decode, tree, doctor, kernels, bench):
         command.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -288,4 +289,5 @@ def _kernels(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from ddtree_cupy.bench.__main__ import main as run_bench
 
-    return run_bench([options.pattern, *(["--json"] if options.json else [])])
+    flags = [flag for flag, given in (("--json", options.json), ("--tree-sizes", options.tree_sizes)) if given]
+    return run_bench([options.pattern, *flags])

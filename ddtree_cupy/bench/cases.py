@@ -31,6 +31,14 @@ ATTENTION_SIZES = (
     (32, 8, 64, 4_096),
     (8, 64, 64, 8_192),
 )
+# what a pass costs by its nodes, root included: the rows of explore's cost table
+TREE_SIZES = tuple(
+    (1, heads, nodes, context)
+    for heads in (8, 64)
+    for context in (8_192, 131_072)
+    for nodes in (1, 2, 5, 9, 17, 33, 65, 129, 257)
+)
+VARIANTS = ("v1_three_phase", "v2_split_kv", "v3_mma")
 
 
 @dataclass(frozen=True)
@@ -76,17 +84,20 @@ class Prepared:
     gate: Callable[[], None]
 
 
-def all_cases(pattern: str = "", variants: tuple[str, ...] = ("v1_three_phase", "v2_split_kv", "v3_mma")) -> list[Case]:
-    """Return the cases whose "op name variant" holds `pattern`."""
-    cases = [*_build_cases(), *_attention_cases(variants), *_accept_cases()]
+def all_cases(pattern: str = "", *, tree_sizes: bool = False) -> list[Case]:
+    """Return the cases whose "op name variant" holds `pattern`; with `tree_sizes` those of tree_attention by nodes."""
+    if tree_sizes:
+        cases = list(_attention_cases(VARIANTS[1:], TREE_SIZES))
+    else:
+        cases = [*_build_cases(), *_attention_cases(VARIANTS, ATTENTION_SIZES), *_accept_cases()]
     return [case for case in cases if pattern in f"{case.op} {case.name} {case.variant}"]
 
 
-def _attention_cases(variants: tuple[str, ...]) -> Iterator[Case]:
+def _attention_cases(variants: tuple[str, ...], sizes: tuple[tuple[int, int, int, int], ...]) -> Iterator[Case]:
     from ddtree_cupy.bench.attention import prepare_attention
 
     for variant in variants:
-        for batch, heads, nodes, context in ATTENTION_SIZES:
+        for batch, heads, nodes, context in sizes:
             if variant == "v1_three_phase" and batch * heads * nodes * context > 1 << 26:
                 continue  # the readable version takes a second and more there
             rows, width = batch * heads * nodes, HEAD_DIM_CKV + HEAD_DIM_KPE

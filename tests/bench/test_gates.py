@@ -9,6 +9,7 @@ import pytest
 
 from ddtree_cupy import emulate
 from ddtree_cupy.bench import attention, cases, others
+from ddtree_cupy.explore import CostTable, MeasuredCost
 
 PREPARED = {
     "top_candidates": lambda: others.prepare_top_candidates(1, 8),
@@ -72,3 +73,16 @@ def test_gate_fails_on_one_wrong_element(op, monkeypatch):
     prepared.run()
     with pytest.raises(AssertionError):
         prepared.gate()
+
+
+def test_tree_sizes_fill_the_cost_table():
+    """Rows named as these, once timed, answer every budget from 0 to 256 without extrapolation."""
+    rows = [
+        {"op": case.op, "name": case.name, "variant": case.variant, "event_us": 1.0 + index}
+        for index, case in enumerate(cases.all_cases("v2_split_kv", tree_sizes=True))
+    ]
+    environment = {"gpu": "none", "date": "2026-11-30", "command": "none"}
+    table = CostTable.from_bench({"environment": environment, "rows": rows}, variant="v2_split_kv", dtype="bfloat16")
+    for heads, context in ((8, 8_192), (64, 8_192), (8, 131_072), (64, 131_072)):
+        cost = MeasuredCost(table, heads=heads, context=context)
+        assert all(cost(budget) > 0 for budget in (0, 1, 7, 100, 256))
