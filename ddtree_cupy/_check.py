@@ -117,6 +117,14 @@ class Checker:
             listed = ", ".join(f"`{name}` {dtype}" for name, dtype in names.items())
             raise DTypeError(f"{self.function}: {listed}; expected one dtype for all of them")
 
+    def choice(self, name: str, value: str, choices: Sequence[str]) -> str:
+        """Check one of several words; return it."""
+        if not isinstance(value, str) or value not in choices:
+            raise ArgumentError(
+                f"{self.function}: `{name}` is {value!r}, expected one of {', '.join(map(repr, choices))}"
+            )
+        return value
+
     def integer(self, name: str, value: Any, *, low: int | None = None, high: int | None = None) -> int:
         """Return `value` as int when it is a Python or NumPy integer inside [low, high]."""
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):

@@ -11,6 +11,7 @@ from ddtree_cupy._compile.sources import expand, expand_text
 from ddtree_cupy.errors import ArgumentError
 
 Role = Literal["input", "output", "scalar"]
+CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Arg:
             dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
             return dtype
         return np.dtype(self.dtype)
+
+
+def ints(*names: str) -> tuple[Arg, ...]:
+    """Return int32 scalars."""
+    return tuple(Arg.scalar(name, "int32") for name in names)
 
 
 @dataclass(frozen=True)

@@ -150,13 +150,6 @@ def tree_of(function: str, name: str, tokens: npt.NDArray[np.int64], parents: np
     return DraftTree.from_parents(ids, parents)
 
 
-def choice(function: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Return `value` when it is one of `choices`."""
-    if not isinstance(value, str) or value not in choices:
-        raise ArgumentError(f"{function}: `{name}` is {value!r}, expected one of {', '.join(map(repr, choices))}")
-    return str(value)
-
-
 def padded_tokens(function: str, tree: DraftTree, pad_token_id: int | None) -> npt.NDArray[np.int64]:
     """Return token ids (B, N) as int64 with padding replaced, since the form has no token for "no node"."""
     counts = tree.num_nodes

@@ -11,7 +11,6 @@ from ddtree_cupy.errors import ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import (
     addressable,
     check_host,
-    choice,
     dense_on_host,
     lengths,
     node_counts,
@@ -112,9 +111,9 @@ def to_huggingface_mask(
     [0.0, 0.0, 0.0, -inf, -inf, 0.0]
     """
     function = "to_huggingface_mask"
-    choice(function, "dtype", dtype, DTYPES)
-    choice(function, "hidden", hidden, ("min", "-inf"))
-    choice(function, "context_padding", context_padding, PADDINGS)
+    Checker(function).choice("dtype", dtype, DTYPES)
+    Checker(function).choice("hidden", hidden, ("min", "-inf"))
+    Checker(function).choice("context_padding", context_padding, PADDINGS)
     dense, counts = dense_on_host(function, visibility)
     batch, size, _ = dense.shape
     past = lengths(function, "context_lens", context_lens, batch)
@@ -200,7 +199,7 @@ def from_huggingface_mask(
     [1, 3, 7]
     """
     function = "from_huggingface_mask"
-    choice(function, "context_padding", context_padding, PADDINGS)
+    Checker(function).choice("context_padding", context_padding, PADDINGS)
     check = Checker(function)
     check_host(check, "attention_mask", attention_mask)
     check.array("attention_mask", attention_mask, ("batch", "heads", "num_nodes", "key_len"), DTYPES)

@@ -7,7 +7,6 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import UnsupportedError
-from ddtree_cupy.interop._host import choice
 from ddtree_cupy.interop._paths import checked_paths, rank_paths, sort_key, tree_from_paths
 
 
@@ -110,7 +109,7 @@ def from_medusa_choices(
     [7, 10, 11, 20]
     """
     function = "from_medusa_choices"
-    choice(function, "order", order, ("sorted", "given"))
+    Checker(function).choice("order", order, ("sorted", "given"))
     paths = checked_paths(function, "choices", choices)
     return tree_from_paths(
         function, sorted(paths, key=sort_key) if order == "sorted" else paths, candidates, root_token_ids

@@ -13,7 +13,6 @@ from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, Unsupporte
 from ddtree_cupy.interop._host import (
     INT32,
     addressable,
-    choice,
     dense_on_host,
     integers,
     tree_of,
@@ -63,7 +62,7 @@ def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[A
     ([10, 20, 11], [-1, 0, -1])
     """
     function = "to_parent_lists"
-    choice(function, "root", root, ROOTS)
+    Checker(function).choice("root", root, ROOTS)
     batched = tree_on_host(function, tree)
     tokens, parents = [], []
     for request, count in enumerate(batched.num_nodes.tolist()):
@@ -146,7 +145,7 @@ def from_parent_lists(
     [-1, 0, 1, 0]
     """
     function = "from_parent_lists"
-    choice(function, "root", root, ROOTS)
+    Checker(function).choice("root", root, ROOTS)
     if (root_token_ids is None) == (root == "omitted"):
         raise ArgumentError(f"{function}: `root_token_ids` goes with root='omitted' and with nothing else")
     for name, lists in (("token_ids", token_ids), ("parents", parents)):

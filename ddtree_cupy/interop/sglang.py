@@ -11,7 +11,6 @@ from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError, UnsupportedError
 from ddtree_cupy.interop._host import (
     as_int32,
-    choice,
     integers,
     lengths,
     mapping_with,
@@ -78,7 +77,7 @@ def to_sglang(
     ([3, 4, 5, 4], [[-1, 3, -1, -1]])
     """
     function = "to_sglang"
-    choice(function, "spelling", spelling, SPELLINGS)
+    Checker(function).choice("spelling", spelling, SPELLINGS)
     layout = mask_mode(function, mode)
     batched = tree_on_host(function, tree)
     batch, size = batched.token_ids.shape

@@ -10,20 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import Arg, KernelSpec, get_kernel, register
+from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, get_kernel, ints, register
 from ddtree_cupy._compile.memory import Workspace, empty, require_given, workspace_bytes
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
 
 Array = Any
 
-CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 # the modes of commit_kv.cu
 _MOVE, _STAGE, _UNSTAGE = 0, 1, 2
-
-
-def _ints(*names: str) -> tuple[Arg, ...]:
-    return tuple(Arg.scalar(name, "int32") for name in names)
 
 
 def _strides(*names: str) -> tuple[Arg, ...]:
@@ -40,7 +35,7 @@ def greedy_spec(dtype: str) -> KernelSpec:
             Arg.input("target_logits", dtype, strided=True),
             Arg.input("num_nodes", "int32", nullable=True),
             Arg.output("token_ids", "int32"),
-            *_ints("num_nodes_of_all", "N", "V"),
+            *ints("num_nodes_of_all", "N", "V"),
             *_strides("request", "node"),
         ),
         max_threads=512,
@@ -63,7 +58,7 @@ def sample_spec(dtype: str) -> KernelSpec:
             Arg.input("num_nodes", "int32", nullable=True),
             Arg.output("token_ids", "int32"),
             Arg.scalar("temperature_of_all", "float64"),
-            *_ints("num_nodes_of_all", "N", "V"),
+            *ints("num_nodes_of_all", "N", "V"),
             *_strides("request", "node"),
         ),
         max_threads=512,
@@ -79,7 +74,7 @@ ACCEPT_SPEC = KernelSpec(
         *(Arg.input(name, "int32") for name in ("token_ids", "first_child", "next_sibling", "num_nodes")),
         Arg.input("target_token_ids", "int32"),
         *(Arg.output(name, "int32") for name in ("accepted", "num_accepted", "bonus_token")),
-        *_ints("N"),
+        *ints("N"),
     ),
     max_threads=32,
     max_registers=40,
@@ -97,7 +92,7 @@ def commit_spec(dtype: str) -> KernelSpec:
             Arg.output("ckv", dtype, strided=True),
             Arg.output("kpe", dtype, strided=True),
             Arg.output("staging", dtype, nullable=True),
-            *_ints("mode", "N", "C", "R", "num_pages", "page_size", "max_pages"),
+            *ints("mode", "N", "C", "R", "num_pages", "page_size", "max_pages"),
             *_strides("ckv_page", "ckv_slot", "kpe_page", "kpe_slot"),
         ),
         max_threads=128,
@@ -112,7 +107,7 @@ ADVANCE_SPEC = KernelSpec(
         Arg.input("context_lens", "int32"),
         Arg.input("num_accepted", "int32"),
         Arg.output("new_context_lens", "int32"),
-        *_ints("B", "N"),
+        *ints("B", "N"),
     ),
     max_threads=128,
     max_registers=32,

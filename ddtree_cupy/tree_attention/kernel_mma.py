@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import Arg, KernelSpec, get_kernel, register
+from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, get_kernel, ints, register
 from ddtree_cupy._compile.memory import Workspace, architecture, multiprocessors, shared_limit
 from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.tree_attention.kernel_call import Call
 from ddtree_cupy.tree_attention.kernel_specs import (
     CACHE_STRIDES,
-    CTYPES,
     KEYS,
     QUERY_STRIDES,
     attention_inputs,
-    ints,
     results,
 )
 

@@ -2,9 +2,8 @@
 
 from functools import cache
 
-from ddtree_cupy._compile import Arg, KernelSpec, register
+from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, ints, register
 
-CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 KEYS = {"all": 0, "context": 1, "tree": 2}
 STATIC_SHARED_BYTES = 1024  # room for the kernels' own small arrays
 
@@ -18,11 +17,6 @@ def strides_of(*names: str) -> tuple[Arg, ...]:
 
 QUERY_STRIDES = strides_of(*(f"{q}_{axis}" for q in ("q_nope", "q_pe") for axis in ("request", "node", "head")))
 CACHE_STRIDES = strides_of("ckv_page", "ckv_slot", "kpe_page", "kpe_slot")
-
-
-def ints(*names: str) -> tuple[Arg, ...]:
-    """Return int32 scalars."""
-    return tuple(Arg.scalar(name, "int32") for name in names)
 
 
 def attention_inputs(dtype: str) -> tuple[Arg, ...]:

@@ -2,10 +2,9 @@
 
 from functools import cache
 
-from ddtree_cupy._compile import Arg, KernelSpec, register
+from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, ints, register
 from ddtree_cupy._topology import words_per_row
 
-CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 MOST_SHARED_BYTES = 64 * 1024  # of sort keys or tree state; more goes to the workspace
 STATIC_SHARED_BYTES = 1024  # room for the kernels' own small arrays
 
@@ -15,10 +14,6 @@ SILENT_BITS = {"float32": 0, "float16": 13, "bfloat16": 16}
 WIDTHS = 256
 NODE_BYTES = 32
 NODES_PER_BLOCK = 8
-
-
-def _ints(*names: str) -> tuple[Arg, ...]:
-    return tuple(Arg.scalar(name, "int32") for name in names)
 
 
 @cache
@@ -33,7 +28,7 @@ def find_spec(dtype: str) -> KernelSpec:
             Arg.output("found_ids", "int32"),
             Arg.output("partial_max", "float32"),
             Arg.output("partial_sum", "float32"),
-            *_ints("L", "V", "E"),
+            *ints("L", "V", "E"),
             Arg.scalar("request_stride", "int64"),
             Arg.scalar("row_stride", "int64"),
         ),
@@ -59,7 +54,7 @@ MERGE_SPEC = KernelSpec(
         Arg.output("token_ids", "int32"),
         Arg.output("logits", "float32"),
         Arg.output("lse", "float32"),
-        *_ints("S", "E", "K"),
+        *ints("S", "E", "K"),
         Arg.scalar("sort_size", "uint32"),
         Arg.scalar("silent_bits", "int32"),
     ),
@@ -90,7 +85,7 @@ BEST_FIRST_SPEC = KernelSpec(
         Arg.output("path_scores", "float64"),
         Arg.output("num_nodes", "int32"),
         Arg.output("status", "int32"),
-        *_ints("budget_of_all", "root_of_all", "L", "K", "N", "max_depth"),
+        *ints("budget_of_all", "root_of_all", "L", "K", "N", "max_depth"),
         Arg.scalar("min_path_score", "float64"),
         Arg.scalar("spine", "int32"),
         Arg.scalar("widths", f"V{4 * WIDTHS}"),
@@ -112,7 +107,7 @@ TOPOLOGY_SPEC = KernelSpec(
         Arg.output("first_child", "int32"),
         Arg.output("next_sibling", "int32"),
         Arg.output("visibility_bits", "uint32"),
-        *_ints("N", "W"),
+        *ints("N", "W"),
     ),
     max_threads=256,
     max_registers=40,

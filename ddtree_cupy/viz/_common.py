@@ -142,12 +142,6 @@ def same_length(function: str, expected: int, of: str, /, **arrays: Any) -> None
             raise ShapeError(f"{function}: `{name}` has {len(array)} entries, expected {expected} like `{of}`")
 
 
-def choice(function: str, name: str, value: str, allowed: Sequence[str]) -> None:
-    """Check that `value` is one of `allowed`."""
-    if value not in allowed:
-        raise ArgumentError(f"{function}: `{name}` is {value!r}, expected one of {', '.join(map(repr, allowed))}")
-
-
 def pick_request(function: str, request: int | None, batch: int | None) -> int | None:
     """Return `request` when it fits: None without a batch, else an index into it (0 may be left out for one)."""
     if batch is None:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import AcceptResult, DraftTree
 from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.viz import _common as c
@@ -61,7 +62,7 @@ class AcceptanceDisplay:
         name = "AcceptanceDisplay"
         counts = c.integers(name, "num_accepted", num_accepted)
         ranks = None if hit_ranks is None else c.integers(name, "hit_ranks", hit_ranks, 2)
-        c.choice(name, "rank_of", rank_of, tuple(_RANKS))
+        Checker(name).choice("rank_of", rank_of, tuple(_RANKS))
         self.rank_of = rank_of
         c.same_length(name, len(counts), "num_accepted", hit_ranks=ranks)
         active = counts >= 0
@@ -142,7 +143,7 @@ class AcceptanceDisplay:
         **kw
             To `bar` or `imshow`.
         """
-        c.choice("AcceptanceDisplay.plot", "kind", kind, ("depth", "rank"))
+        Checker("AcceptanceDisplay.plot").choice("kind", kind, ("depth", "rank"))
         if kind == "depth":
             self._plot_depth(c.new_axes(ax, 5.2, 3.2), kw)
         else:

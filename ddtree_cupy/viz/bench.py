@@ -153,7 +153,7 @@ class BenchDisplay:
         **kw
             To every line.
         """
-        c.choice("BenchDisplay.plot", "kind", kind, ("time", "roofline"))
+        Checker("BenchDisplay.plot").choice("kind", kind, ("time", "roofline"))
         if kind == "roofline":
             needed = ("flops", "bytes_moved", "peak_flops_per_second", "peak_bytes_per_second")
             missing = [argument for argument in needed if getattr(self, argument) is None]

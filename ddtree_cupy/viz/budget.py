@@ -154,7 +154,7 @@ class BudgetDisplay:
 
     def speedup(self, which: str) -> Any:
         """Return float64 (n,): tokens a pass over its cost, for `which` = "expected" or "realised"."""
-        c.choice("BudgetDisplay.speedup", "which", which, ("expected", "realised"))
+        Checker("BudgetDisplay.speedup").choice("which", which, ("expected", "realised"))
         tokens = getattr(self, which)
         if self.cost is None or tokens is None:
             missing = "cost" if self.cost is None else which
@@ -179,7 +179,7 @@ class BudgetDisplay:
         **kw
             To both lines.
         """
-        c.choice("BudgetDisplay.plot", "kind", kind, ("tokens", "speedup"))
+        Checker("BudgetDisplay.plot").choice("kind", kind, ("tokens", "speedup"))
         if kind == "speedup":
             self.best_budget()  # complains before anything is drawn
         ax = c.new_axes(ax, 5.2, 3.4)

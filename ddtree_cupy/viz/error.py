@@ -4,6 +4,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.viz import _common as c
 
@@ -162,7 +163,7 @@ class ErrorDisplay:
         **kw
             To `scatter` or `imshow`.
         """
-        c.choice("ErrorDisplay.plot", "kind", kind, ("scatter", "map"))
+        Checker("ErrorDisplay.plot").choice("kind", kind, ("scatter", "map"))
         if kind == "scatter":
             self._plot_scatter(c.new_axes(ax, 4.6, 4.2), kw)
         else:

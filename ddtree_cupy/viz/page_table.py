@@ -133,7 +133,7 @@ class PageTableDisplay:
         **kw
             To every arrow, a `FancyArrowPatch`; a LineCollection takes what is not about the head.
         """
-        c.choice("PageTableDisplay.plot", "arrows", arrows, ("auto", "row", "page"))
+        Checker("PageTableDisplay.plot").choice("arrows", arrows, ("auto", "row", "page"))
         used = self.context_len + self.num_nodes
         if arrows == "auto":
             arrows = "row" if used <= 24 else "page"

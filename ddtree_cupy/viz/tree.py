@@ -181,7 +181,7 @@ class TreeDisplay:
         **kw
             To `scatter`, which draws the nodes.
         """
-        c.choice("TreeDisplay.plot", "color", color, ("auto", "score", "fate", "plain"))
+        Checker("TreeDisplay.plot").choice("color", color, ("auto", "score", "fate", "plain"))
         if color == "auto":
             color = "fate" if self.accepted is not None else "score" if self.path_scores is not None else "plain"
         needed = {"score": "path_scores", "fate": "accepted"}.get(color, "parents")
