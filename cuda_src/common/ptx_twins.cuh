@@ -104,3 +104,4 @@ inline void named_barrier(int id, int threads) {
   int unused = 0;
   emu_named_barrier(id, threads, &unused, [](void**, unsigned) {}, EMU_HERE);
 }
+inline void named_arrive(int id, int threads) { emu_named_arrive(id, threads, EMU_HERE); }

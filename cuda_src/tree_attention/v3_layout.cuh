@@ -1,14 +1,22 @@
-// tree_attention/v3_layout.cuh: what a block of v3_mma.cu keeps where.
+// tree_attention/v3_layout.cuh: what a block of v3_mma.cu keeps where, and how its warps wait for each other.
 //
-// Letters    group 0..1 of four warps and 32 rows; quarter 0..3 of a warp in its group; r = lane / 4, p = lane % 4
-//            STEPS k-steps of 16 dimensions a warp multiplies for the scores; COLS = C / 4 value columns it owns
+// Roles      warps 0..7 are value warps: they load, and own 64 rows x C / 8 columns of the weighted values each (when
+//            C is 64, 32 rows x 16 columns). Warps 8..11 are score warps: warp 8 + 2 * pair + half multiplies rows
+//            32 * pair .. + 31 by `half` of the C + R dimensions, then finishes rows 32 * pair + 16 * half .. + 15.
+// Letters    STEPS k-steps of 16 dimensions in a half, HELD of them in registers; COLS value columns of a warp
 // Shared     keys      T[STAGES][KEYS][PITCH]          key tiles; an odd number of 16-byte units a row, so that
-//                                                      ldmatrix hits every bank once. Queries pass through it first.
-//            exchange  float4[2][4][KEYS/16][4][32]    partial scores: [group][owner][16 keys][from quarter][lane]
-//            weights   uint4[2][2][2][KEYS/16][32]     A fragments: [buffer][group][16 rows][16 keys][lane]
-//            factors   float[2][2][32]                 [buffer][group][row]: what the values shrink by
-//            row_values float[2][32]                   one number a row, on its way to the whole group
+//                                                      ldmatrix hits every bank once. The end passes `held` first:
+//            held      T[64][2][HELD][16]              queries on their way to registers; padded as keys are
+//            queries   T[64][2][STEPS - HELD][16]      queries that stay
+//            exchange  float4[4][KEYS / 8][32]         scores of a half, for the other warp of the pair
+//            weights   uint4[2][4][KEYS / 16][32]      A fragments: [tile % 2][16 rows][16 keys][lane]
+//            factors   float[2][64]                    [tile % 2][row]: what the values shrink by
+//            row_values float[2][64]                   shrinkage of folded sums; 1 / sum of weights
+//            rescales  unsigned[2][4]                  [tile % 2][score warp]: whether a factor is not 1
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
+// Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END, and in turn for
+//            even and odd tiles KEYS_LOADED and WEIGHTS: who arrives may be one tile ahead of who waits.
+//            PAIR + pair: of two score warps
 // Source     own
 #pragma once
 
@@ -18,6 +26,10 @@
 
 constexpr float STALE_BY = 8.0f;   // log2 of how far a weight may exceed 1
 constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
+constexpr int VALUE_THREADS = 256, SCORE_THREADS = 128;
+constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
+
+constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, KEYS_LOADED = 5, WEIGHTS = 7, PAIR = 9;
 
 // What one piece of work needs now and then. It lives in shared memory, because registers hold values and queries.
 template <class T>
@@ -34,25 +46,31 @@ struct Piece {
   Request request;
   const unsigned* bits;  // uint32[N, W] of the request
   long long ckv_page, ckv_slot, kpe_page, kpe_slot;  // strides in elements
-  int H, W, first_row, step;                         // step: units from one piece to the next, when they are whole
+  int H, W, first_row, step;                         // step: units from one piece to the next, when they are slices
   bool aligned;
   float scale;                                       // of the scores, base 2
-  float* carry;                                      // float32[64, C + 8] of the block
-  long long unit, stop, first_unit;                  // of the block's walk over units
+  float* carry;                                      // float32[64, C] of the block
+  long long unit, stop;                              // of the block's walk over units
+  int num_units;
+  bool is_whole;     // whether it spans all keys of its rows
+  long long result;  // row of out and lse, or of the partial ones
 };
 
 template <class T, int C, int R, int KEYS, int STAGES>
 struct TileLayout {
-  static_assert(C % 64 == 0 && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
-  static_assert(STAGES >= 3 && STAGES * KEYS >= TILE_ROWS, "the queries of a row tile pass through the stages");
-  static constexpr int STEPS = ((C + R) / 16 + 3) / 4;
-  static constexpr int COLS = C / 4;
-  static constexpr int PITCH = C + R + 8;
+  static_assert((C == 64 || C % 128 == 0) && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
+  static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
+  static constexpr int STEPS = ((C + R) / 16 + 1) / 2;
+  static constexpr int HELD = STEPS * 2 / 3;
   static constexpr int BLOCKS = KEYS / 16;
-  static constexpr int LOADERS = 256 / KEYS;  // threads that load one key
-  static constexpr int KEY_BYTES = STAGES * KEYS * PITCH * 2;
-  static constexpr int EXCHANGE_BYTES = 2 * 4 * BLOCKS * 4 * 32 * 16;
-  static constexpr int WEIGHT_BYTES = 2 * 2 * 2 * BLOCKS * 32 * 16;
+  static constexpr int PITCH = C + R + 8, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
+  static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
+  static constexpr int KEY_BYTES = STAGES * TILE_BYTES > HELD_BYTES ? STAGES * TILE_BYTES : HELD_BYTES;
+  static constexpr int EARLY = (KEY_BYTES - HELD_BYTES) / TILE_BYTES;  // tiles with room beside the held queries
+  static constexpr int QUERY_BYTES = TILE_ROWS * QUERY_PITCH * 2;
+  static constexpr int EXCHANGE_BYTES = 4 * KEYS / 8 * 32 * 16;
+  static constexpr int WEIGHT_BYTES = 2 * 4 * BLOCKS * 32 * 16;
+  static constexpr int FOLD_TILES = FOLD_KEYS / KEYS;
 
   const Piece<T>& piece;
   char* shared;
@@ -60,29 +78,36 @@ struct TileLayout {
   __device__ __forceinline__ TileLayout(char* shared, const Piece<T>& piece) : piece(piece), shared(shared) {}
 
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ static int quarter() { return threadIdx.x / 32 % 4; }
-  __device__ __forceinline__ static int group() { return threadIdx.x / 128; }
   __device__ __forceinline__ T* keys(int tile) const {
-    return reinterpret_cast<T*>(shared) + tile % STAGES * KEYS * PITCH;
+    return reinterpret_cast<T*>(shared + (tile - piece.first_tile) % STAGES * TILE_BYTES);
   }
-  __device__ __forceinline__ float4* exchange() const { return reinterpret_cast<float4*>(shared + KEY_BYTES); }
-  __device__ __forceinline__ uint4* weights() const {
-    return reinterpret_cast<uint4*>(shared + KEY_BYTES + EXCHANGE_BYTES);
+  __device__ __forceinline__ T* held() const { return reinterpret_cast<T*>(shared + KEY_BYTES - HELD_BYTES); }
+  __device__ __forceinline__ T* queries() const { return reinterpret_cast<T*>(shared + KEY_BYTES); }
+  __device__ __forceinline__ char* after_queries() const { return shared + KEY_BYTES + QUERY_BYTES; }
+  __device__ __forceinline__ float4* exchange() const { return reinterpret_cast<float4*>(after_queries()); }
+  __device__ __forceinline__ uint4* weights(int tile) const {
+    return reinterpret_cast<uint4*>(after_queries() + EXCHANGE_BYTES + tile % 2 * (WEIGHT_BYTES / 2));
   }
-  __device__ __forceinline__ float* factors() const {
-    return reinterpret_cast<float*>(shared + KEY_BYTES + EXCHANGE_BYTES + WEIGHT_BYTES);
+  __device__ __forceinline__ float* row_numbers() const {
+    return reinterpret_cast<float*>(after_queries() + EXCHANGE_BYTES + WEIGHT_BYTES);
   }
-  __device__ __forceinline__ float* row_values() const { return factors() + 2 * 2 * 32; }
-  __device__ __forceinline__ unsigned* seen() const { return reinterpret_cast<unsigned*>(row_values() + 2 * 32); }
+  __device__ __forceinline__ float* factors(int tile) const { return row_numbers() + tile % 2 * TILE_ROWS; }
+  __device__ __forceinline__ float* shrinkage() const { return row_numbers() + 2 * TILE_ROWS; }
+  __device__ __forceinline__ float* inverse_totals() const { return row_numbers() + 3 * TILE_ROWS; }
+  __device__ __forceinline__ unsigned* rescales(int tile) const {
+    return reinterpret_cast<unsigned*>(row_numbers() + 4 * TILE_ROWS) + tile % 2 * 4;
+  }
+  __device__ __forceinline__ unsigned* seen() const {
+    return reinterpret_cast<unsigned*>(row_numbers() + 4 * TILE_ROWS) + 8;
+  }
 
-  // Which keys of the tree any of the tile's nodes sees; the others are never read.
-  __device__ __forceinline__ void find_seen() const {
-    const int first_node = piece.first_row / piece.H;
-    const int last_node = (min(piece.first_row + TILE_ROWS, piece.request.rows) - 1) / piece.H;
-    for (int word = threadIdx.x; word < piece.W; word += 256) {
-      unsigned any = 0;
-      for (int node = first_node; node <= last_node; ++node) any |= piece.bits[(long long)node * piece.W + word];
-      seen()[word] = any;
-    }
+  // Of the k-steps of a half every third stays in shared memory, so that its bandwidth is asked for evenly.
+  __device__ __forceinline__ static constexpr int held_before(int step) { return step * HELD / STEPS; }
+  __device__ __forceinline__ static constexpr bool is_held(int step) {
+    return held_before(step + 1) > held_before(step);
   }
+
+  // Sums are folded away after this tile.
+  __device__ __forceinline__ bool folds(int tile) const { return (tile + 1 - piece.first_tile) % FOLD_TILES == 0; }
+  __device__ __forceinline__ bool has_folded() const { return piece.last_tile - piece.first_tile >= FOLD_TILES; }
 };

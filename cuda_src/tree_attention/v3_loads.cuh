@@ -1,6 +1,6 @@
-// tree_attention/v3_loads.cuh: queries and key tiles of v3_mma.cu, from global to shared memory.
+// tree_attention/v3_loads.cuh: queries and key tiles of v3_mma.cu, from global to shared memory, by its value warps.
 //
-// Letters    as v3_layout.cuh
+// Letters    as v3_layout.cuh; a unit is 16 bytes, 8 elements
 // Requires   pages are clamped into the pool; keys that no row of the tile sees are never read and become zeros
 // Source     own
 #pragma once
@@ -10,73 +10,63 @@
 template <class T, int C, int R, int KEYS, int STAGES>
 struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
   using Layout = TileLayout<T, C, R, KEYS, STAGES>;
-  using Layout::piece, Layout::shared, Layout::lane, Layout::group, Layout::quarter, Layout::keys, Layout::seen;
-  static constexpr int STEPS = Layout::STEPS, PITCH = Layout::PITCH, LOADERS = Layout::LOADERS;
+  using Layout::piece, Layout::keys, Layout::seen, Layout::held, Layout::queries, Layout::is_held, Layout::held_before;
+  static constexpr int STEPS = Layout::STEPS, HELD = Layout::HELD, PITCH = Layout::PITCH;
+  static constexpr int UNITS = (C + R) / 8;               // of a key
+  static constexpr int LOADERS = VALUE_THREADS / KEYS;    // threads that load one key
 
-  unsigned query[2][STEPS][4];  // A fragments: [16 rows][k-step]
-  int page_ahead;               // page of the thread's key in the tile to be loaded next
+  int page_ahead;  // page of the thread's key in the tile to be loaded next
 
   __device__ __forceinline__ TileLoads(char* shared, const Piece<T>& piece) : Layout(shared, piece) {}
 
-  // A row of C + R elements into shared memory by `loaders` threads, of which this is number `part`; zeros unless
-  // is_read. Rows that start at multiples of 16 bytes are copied asynchronously.
-  template <int LOADERS_OF_ROW>
-  __device__ __forceinline__ void copy_row(T* to, const T* first, const T* second, bool is_read, bool aligned) const {
-    const int part = threadIdx.x % LOADERS_OF_ROW;
-    if (aligned) {
-      const SharedAddress at = shared_address(to) + 16 * part;
-#pragma unroll
-      for (int i = 0; i < (C / 8 + LOADERS_OF_ROW - 1) / LOADERS_OF_ROW; ++i)
-        if (C / 8 % LOADERS_OF_ROW == 0 || part + LOADERS_OF_ROW * i < C / 8)
-          copy_async_16(at + 16 * LOADERS_OF_ROW * i, first + 8 * (part + LOADERS_OF_ROW * i), is_read);
-#pragma unroll
-      for (int i = 0; i < (R / 8 + LOADERS_OF_ROW - 1) / LOADERS_OF_ROW; ++i)
-        if (R / 8 % LOADERS_OF_ROW == 0 || part + LOADERS_OF_ROW * i < R / 8)
-          copy_async_16(at + 2 * C + 16 * LOADERS_OF_ROW * i, second + 8 * (part + LOADERS_OF_ROW * i), is_read);
+  // One unit, zeros unless is_read; asynchronous where rows start at multiples of 16 bytes.
+  __device__ __forceinline__ void copy_unit(T* to, const T* from, bool is_read) const {
+    if (piece.aligned) {
+      copy_async_16(shared_address(to), from, is_read);
     } else {
-      for (int c = part; c < C + R; c += LOADERS_OF_ROW)
-        to[c] = is_read ? (c < C ? first[c] : second[c - C]) : from_float<T>(0.0f);
+      for (int i = 0; i < 8; ++i) to[i] = is_read ? from[i] : from_float<T>(0.0f);
     }
   }
 
-  // The queries of 64 rows through shared memory into A fragments; all threads call together.
+  // The queries of 64 rows, one group of copies: k-steps in registers by way of `held`, the others into `queries`.
   __device__ __forceinline__ void load_queries(const T* nope, long long nope_node, long long nope_head, const T* pe,
-                                               long long pe_node, long long pe_head) {
-    T* rows = reinterpret_cast<T*>(shared);
-    const int row = piece.first_row + threadIdx.x / 4;
-    const bool is_read = row < piece.request.rows;
-    const int node = is_read ? row / piece.H : 0, head = is_read ? row % piece.H : 0;
-    copy_row<4>(rows + threadIdx.x / 4 * PITCH, nope + node * nope_node + head * nope_head,
-                pe + node * pe_node + head * pe_head, is_read, piece.aligned);
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncthreads();
-    const SharedAddress at = shared_address(rows + (32 * group() + lane() % 16) * PITCH + lane() / 16 * 8);
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const int k = quarter() * STEPS + step;
-#pragma unroll
-      for (int m = 0; m < 2; ++m)
-        if (k < (C + R) / 16) {
-          load_matrices(query[m][step], at + 2 * (16 * m * PITCH + 16 * k));
-        } else {
-          for (int i = 0; i < 4; ++i) query[m][step][i] = 0;
-        }
+                                               long long pe_node, long long pe_head) const {
+    constexpr int PARTS = VALUE_THREADS / TILE_ROWS;
+    const int row = threadIdx.x / PARTS;
+    const bool is_row = piece.first_row + row < piece.request.rows;
+    const int node = is_row ? (piece.first_row + row) / piece.H : 0;
+    const int head = is_row ? (piece.first_row + row) % piece.H : 0;
+    nope += node * nope_node + head * nope_head;
+    pe += node * pe_node + head * pe_head;
+    for (int unit = threadIdx.x % PARTS; unit < 4 * STEPS; unit += PARTS) {
+      const int half = unit / (2 * STEPS), step = unit / 2 % STEPS;
+      const int column = is_held(step) ? half * HELD + held_before(step)
+                                       : half * (STEPS - HELD) + step - held_before(step);
+      T* to = (is_held(step) ? held() + row * Layout::HELD_PITCH : queries() + row * Layout::QUERY_PITCH) +
+              16 * column + 8 * (unit % 2);
+      copy_unit(to, unit < C / 8 ? nope + 8 * unit : pe + (8 * unit - C), is_row && unit < UNITS);
     }
-    __syncthreads();
+    copy_async_commit();
   }
 
-  // Position of the thread's key in a key tile, -1 where no row sees one.
-  __device__ __forceinline__ int position_in(int tile) const {
+  // Index of the thread's key in a key tile and its position; whether any row sees it.
+  __device__ __forceinline__ int index_in(int tile) const { return tile * KEYS + threadIdx.x / LOADERS; }
+  __device__ __forceinline__ bool is_seen(int index) const {
     const KeyRange& range = piece.request.range;
-    const int index = tile * KEYS + threadIdx.x / LOADERS;
-    const int position = range.first + index;
-    return index < range.count && is_visible(seen(), position - range.context_len) ? position : -1;
+    return index < range.count && is_visible(seen(), range.first + index - range.context_len);
   }
   __device__ __forceinline__ int entry_of(int position) const {
     const int shift = piece.page_shift;
     return shift >= 0 ? position >> shift : position / piece.request.table.page_size;
   }
+
+  // A page's number takes a trip to L2: fetched one tile before it is needed.
+  __device__ __forceinline__ void fetch_page(int tile) {
+    const int index = index_in(tile);
+    if (tile < piece.last_tile && index < piece.request.range.count)
+      page_ahead = piece.entries[entry_of(piece.first + index)];
+  }
+
   // The common tile: context in a power-of-two page, one buffer for ckv and kpe, aligned. Says whether it was one.
   __device__ __forceinline__ bool load_plain_keys(int tile) {
     if ((tile + 1) * KEYS > piece.plain_keys) return false;
@@ -98,33 +88,28 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
       copy_async_16(at + 2 * C + 16 * LOADERS * i, of_kpe + 8 * LOADERS * i, true);
     if (R / 8 % LOADERS != 0 && part < R / 8 % LOADERS)
       copy_async_16(at + 2 * C + 16 * (R / 8 / LOADERS * LOADERS), of_kpe + 8 * (R / 8 / LOADERS * LOADERS), true);
-    if ((tile + 2) * KEYS <= piece.plain_keys)
-      page_ahead = piece.entries[(position + KEYS) >> shift];
-    else
-      fetch_page(tile + 1);
     return true;
-  }
-
-  // A page's number takes a trip to L2: fetched one tile before it is needed.
-  __device__ __forceinline__ void fetch_page(int tile) {
-    const int position = tile < piece.last_tile ? position_in(tile) : -1;
-    if (position >= 0) page_ahead = piece.request.table.entries[entry_of(position)];
   }
 
   // Key tile `tile` into its stage, one group of copies; keys that no row sees become zeros.
   __device__ __forceinline__ void load_keys(int tile) {
-    if (tile < piece.last_tile && !load_plain_keys(tile)) {
-      const int position = position_in(tile);
-      const bool is_read = position >= 0;
-      const T* of_ckv = piece.ckv;
-      const T* of_kpe = piece.kpe;
-      if (is_read) {
-        const long long page = min(max(page_ahead, 0), piece.request.table.num_pages - 1);
-        const int slot = position - entry_of(position) * piece.request.table.page_size;
-        of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
-        of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
+    if (tile < piece.last_tile) {
+      if (!load_plain_keys(tile)) {
+        const int index = index_in(tile);
+        const bool is_read = is_seen(index);
+        const T* of_ckv = piece.ckv;
+        const T* of_kpe = piece.kpe;
+        if (is_read) {
+          const int position = piece.first + index;
+          const long long page = min(max(page_ahead, 0), piece.last_page);
+          const int slot = position - entry_of(position) * piece.request.table.page_size;
+          of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
+          of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
+        }
+        T* to = keys(tile) + threadIdx.x / LOADERS * PITCH;
+        for (int unit = threadIdx.x % LOADERS; unit < UNITS; unit += LOADERS)
+          copy_unit(to + 8 * unit, unit < C / 8 ? of_ckv + 8 * unit : of_kpe + (8 * unit - C), is_read);
       }
-      copy_row<LOADERS>(keys(tile) + threadIdx.x / LOADERS * PITCH, of_ckv, of_kpe, is_read, piece.aligned);
       fetch_page(tile + 1);
     }
     copy_async_commit();

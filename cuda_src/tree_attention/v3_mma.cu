@@ -34,10 +34,11 @@
 #include "common/ptx.cuh"
 #include "common/softmax_state.cuh"
 #include "tree_attention/v3_schedule.cuh"
-#include "tree_attention/v3_tile.cuh"
+#include "tree_attention/v3_scores.cuh"
+#include "tree_attention/v3_values.cuh"
 
 template <class T, int C, int R, int KEYS, int STAGES>
-__global__ void __launch_bounds__(256, 1)
+__global__ void __launch_bounds__(THREADS, 1)
     tree_attention_v3(const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv,
                       const T* __restrict__ kpe, const int* __restrict__ page_table,
                       const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
@@ -50,7 +51,6 @@ __global__ void __launch_bounds__(256, 1)
                       long long kpe_slot_stride, float sm_scale, int keys, int tiles_per_slice, int aligned) {
   extern __shared__ uint4 shared[];
   __shared__ Piece<T> piece;
-  RowTile<T, C, R, KEYS, STAGES> tile(reinterpret_cast<char*>(shared), piece);
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
                          page_size,  max_pages,    max_context, keys, KEYS, tiles_per_slice};
   const bool whole_units = tiles_per_slice > 0;
@@ -73,7 +73,6 @@ __global__ void __launch_bounds__(256, 1)
       const Request request = request_of(tables, place.request);
       piece.request = request;
       piece.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
-      piece.first_unit = place.first;
       const long long sizes = max(max(ckv_page_stride, ckv_slot_stride), max(kpe_page_stride, kpe_slot_stride));
       const bool one_buffer = ckv_page_stride == kpe_page_stride && ckv_slot_stride == kpe_slot_stride;
       piece.plain_keys = 0;
@@ -101,29 +100,34 @@ __global__ void __launch_bounds__(256, 1)
       piece.first_tile = first_unit * per_unit;
       piece.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
       piece.scale = sm_scale * LOG2_E;
-      piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * (C + 8);
+      piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * C;
       piece.aligned = aligned != 0;
+      piece.num_units = num_units;
+      piece.is_whole = num_units == request.units;
+      const long long first_row = (long long)place.request * N * H + piece.first_row;
+      const long long slot = whole_units ? unit : slot_of(blockIdx.x, first_unit == 0);
+      piece.result = piece.is_whole ? first_row : slot * TILE_ROWS;
     }
     __syncthreads();
-    tile.find_seen();
-    tile.load_queries(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
-                      q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
-    tile.attend();
-
-    // all of this anew, rather than in registers through `attend`
-    const int first_unit = (int)((piece.unit - piece.first_unit) % piece.request.units);
-    const int num_units =
-        whole_units ? 1 : (int)min(piece.stop - piece.unit, (long long)piece.request.units - first_unit);
-    if (num_units == piece.request.units) {
-      const long long request = (piece.bits - visibility_bits) / ((long long)N * piece.W);
-      const long long first_row = request * N * H + piece.first_row;
-      tile.write_result(out + first_row * C, lse + first_row);
+    char* const space = reinterpret_cast<char*>(shared);
+    if (threadIdx.x < VALUE_THREADS) {
+      ValueWarp<T, C, R, KEYS, STAGES> values(space, piece);
+      values.attend(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
+                    q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
+      if (piece.is_whole)
+        values.write_result(out + piece.result * C);
+      else
+        values.write_partial(partial_out + piece.result * C);
     } else {
-      const long long slot = whole_units ? piece.unit : slot_of(blockIdx.x, first_unit == 0);
-      tile.write_partial(partial_out + slot * TILE_ROWS * C, partial_score + slot * TILE_ROWS);
+      ScoreWarp<T, C, R, KEYS, STAGES> scores(space, piece);
+      scores.attend();
+      if (piece.is_whole)
+        scores.write_scores(lse + piece.result, piece.request.rows - piece.first_row, LN_2);
+      else
+        scores.write_scores(partial_score + piece.result, TILE_ROWS, 1.0f);
     }
     __syncthreads();
-    if (threadIdx.x == 0) piece.unit += whole_units ? piece.step : num_units;
+    if (threadIdx.x == 0) piece.unit += whole_units ? piece.step : piece.num_units;
   }
 }
 
@@ -135,17 +139,21 @@ __global__ void __launch_bounds__(128)
                             const float* __restrict__ partial_score, T* __restrict__ out, float* __restrict__ lse,
                             int B, int N, int H, int num_pages, int page_size, int max_pages, int max_context,
                             int keys, int keys_per_tile, int tiles_per_slice, int blocks) {
-  const int b = blockIdx.y;                                      // 0..B-1
-  const int row = blockIdx.x * 4 + threadIdx.x / WARP_SIZE;      // 0..N*H-1
-  const int lane = threadIdx.x % WARP_SIZE;                      // 0..31
+  constexpr int CHUNKS = (C + 127) / 128;                            // of 128 columns
+  const int b = blockIdx.y;                                          // 0..B-1
+  const int warp = blockIdx.x * 4 + threadIdx.x / WARP_SIZE;         // 0..N*H*CHUNKS-1
+  const int lane = threadIdx.x % WARP_SIZE;                          // 0..31
+  const int row = warp / CHUNKS, c = warp % CHUNKS * 128 + 4 * lane;  // 0..N*H-1, 0..C-1
+  const bool has_columns = C % 128 == 0 || c < C;
   if (row >= N * H) return;
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N,             H,              num_pages,
                          page_size,  max_pages,    max_context, keys, keys_per_tile, tiles_per_slice};
   const Request request = request_of(tables, b);
   const long long final_row = (long long)b * N * H + row;
+  uint2* to = reinterpret_cast<uint2*>(out + final_row * C + c);
   if (row >= request.rows || request.units == 0) {
-    for (int c = lane; c < C; c += WARP_SIZE) out[final_row * C + c] = from_float<T>(0.0f);
-    if (lane == 0) lse[final_row] = NEGATIVE_INFINITY;
+    if (has_columns) *to = make_uint2(pack2<T>(0.0f, 0.0f), pack2<T>(0.0f, 0.0f));
+    if (c == 0) lse[final_row] = NEGATIVE_INFINITY;
     return;
   }
   if (request.units == 1) return;  // whole, so written already
@@ -166,37 +174,34 @@ __global__ void __launch_bounds__(128)
     pieces = line.piece_of(first_unit + request.units - 1) - first_block + 1;
     if (pieces == 1) return;
   }
-  const auto slot = [&](int piece) {
-    return tiles_per_slice > 0 ? first_unit + piece : slot_of(first_block + piece, piece == 0);
+  const auto partial_row = [&](int piece) {
+    const long long slot = tiles_per_slice > 0 ? first_unit + piece : slot_of(first_block + piece, piece == 0);
+    return slot * TILE_ROWS + row % TILE_ROWS;
   };
 
   float largest = NEGATIVE_INFINITY;
-  for (int i = 0; i < pieces; ++i) largest = fmaxf(largest, partial_score[slot(i) * TILE_ROWS + row % TILE_ROWS]);
-  constexpr int CHUNKS = (C + 127) / 128;  // of four columns a lane
-  float4 sum[CHUNKS] = {};
-  float total_weight = 0.0f;
-  for (int i = 0; i < pieces; ++i) {
-    const long long from = slot(i) * TILE_ROWS + row % TILE_ROWS;
-    const float weight = state_weight(partial_score[from], largest);
-    total_weight += weight;
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-      const int c = 4 * (lane + 32 * chunk);
-      if (c >= C) continue;
-      const float4 value = *reinterpret_cast<const float4*>(partial_out + from * C + c);
-      sum[chunk].x = fmaf(weight, value.x, sum[chunk].x);
-      sum[chunk].y = fmaf(weight, value.y, sum[chunk].y);
-      sum[chunk].z = fmaf(weight, value.z, sum[chunk].z);
-      sum[chunk].w = fmaf(weight, value.w, sum[chunk].w);
+  for (int i = lane; i < pieces; i += WARP_SIZE) largest = fmaxf(largest, partial_score[partial_row(i)]);
+  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, step));
+  float4 sum = {};
+  float total = 0.0f;
+  for (int start = 0; start < pieces; start += WARP_SIZE) {
+    const int mine = start + lane;
+    const float weight = mine < pieces ? state_weight(partial_score[partial_row(mine)], largest) : 0.0f;
+    total += weight;
+    const int stop = min(pieces - start, WARP_SIZE);
+#pragma unroll 4
+    for (int i = 0; i < stop; ++i) {
+      const float w = __shfl_sync(FULL_WARP, weight, i);
+      if (!has_columns) continue;
+      const float4 value = *reinterpret_cast<const float4*>(partial_out + partial_row(start + i) * C + c);
+      sum.x = fmaf(w, value.x, sum.x);
+      sum.y = fmaf(w, value.y, sum.y);
+      sum.z = fmaf(w, value.z, sum.z);
+      sum.w = fmaf(w, value.w, sum.w);
     }
   }
-  const float inverse = total_weight > 0.0f ? 1.0f / total_weight : 0.0f;
-#pragma unroll
-  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    const int c = 4 * (lane + 32 * chunk);
-    const float4 v = sum[chunk];
-    const uint2 packed = {pack2<T>(v.x * inverse, v.y * inverse), pack2<T>(v.z * inverse, v.w * inverse)};
-    if (c < C) *reinterpret_cast<uint2*>(out + final_row * C + c) = packed;
-  }
-  if (lane == 0) lse[final_row] = state_score(largest, total_weight) * LN_2;
+  for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(FULL_WARP, total, step);
+  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  if (has_columns) *to = make_uint2(pack2<T>(sum.x * inverse, sum.y * inverse), pack2<T>(sum.z * inverse, sum.w * inverse));
+  if (c == 0) lse[final_row] = state_score(largest, total) * LN_2;
 }

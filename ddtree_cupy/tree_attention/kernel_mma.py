@@ -23,7 +23,7 @@ Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
 HEAD_SIZES = ((512, 64), (64, 16))
 STATIC_SHARED_BYTES = 512  # the Piece
-TILE_ROWS, FOLD_KEYS = 64, 16_384  # constants of v3_schedule.cuh and v3_tile.cuh
+TILE_ROWS, FOLD_KEYS, THREADS = 64, 16_384, 384  # constants of v3_schedule.cuh and v3_layout.cuh
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,20 @@ class Config:
 
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
-        tiles = self.stages * self.keys * (width + 8) * 2
-        blocks = self.keys // 16
-        exchange, weights = 2 * 4 * blocks * 4 * 32 * 16, 2 * 2 * 2 * blocks * 32 * 16
-        return tiles + exchange + weights + 4 * (2 * 2 * 32 + 2 * 32 + words)
+        steps = (width // 16 + 1) // 2
+        held = steps * 2 // 3
+        passing = TILE_ROWS * (32 * held + 8) * 2
+        tiles = max(self.stages * self.keys * (width + 8) * 2, passing)
+        queries = TILE_ROWS * (32 * (steps - held) + 8) * 2
+        exchange, weights = self.keys // 8 * 4 * 32 * 16, 2 * 4 * self.keys // 16 * 32 * 16
+        return tiles + queries + exchange + weights + 4 * (4 * TILE_ROWS + 2 * 4 + words)
 
 
-# 227 KiB of shared memory a block; 163 KiB and more; 99 KiB. Wider tiles spill registers on sm_100.
+# 227 KiB of shared memory a block; 163 KiB; 99 KiB
 CONFIGS = (
-    Config(32, 4, ("sm_90",)),
-    Config(16, 6, ("sm_80", "sm_100")),
-    Config(16, 4, ("sm_86", "sm_89", "sm_120")),
+    Config(32, 4, ("sm_90", "sm_100")),
+    Config(32, 3, ("sm_80",)),
+    Config(16, 3, ("sm_86", "sm_89", "sm_120")),
 )
 
 
@@ -68,8 +71,8 @@ def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config
             *ints("keys", "tiles_per_slice", "aligned"),
         ),
         archs=config.archs,
-        max_threads=256,
-        max_registers=255,
+        max_threads=THREADS,
+        max_registers=168,
         shared_bytes=config.shared_bytes,
         max_shared_bytes=config.shared_bytes(head_dim_ckv + head_dim_kpe, words_per_row(1_056)) + STATIC_SHARED_BYTES,
     )
@@ -135,7 +138,7 @@ def scratch_sizes(call: Call) -> Sizes:
     return {
         "partial_out": ((slots, TILE_ROWS, head_dim_ckv), np.float32),
         "partial_score": ((slots, TILE_ROWS), np.float32),
-        "carry": ((carries, TILE_ROWS, head_dim_ckv + 8), np.float32),
+        "carry": ((carries, TILE_ROWS, head_dim_ckv), np.float32),
     }
 
 
@@ -151,7 +154,7 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
     keys = KEYS[call.keys]
     get_kernel(attend_spec(call.dtype, *call.head_sizes, config), call.backend)(
         (blocks if batch * capacity * num_heads else 0,),
-        (256,),
+        (THREADS,),
         (
             *(*call.inputs, *out, *partials, scratch["carry"], *sizes, *call.strides),
             *(call.sm_scale, keys, per_slice, int(call.cache_is_aligned() and call.queries_are_aligned())),
@@ -160,7 +163,7 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
         checked=checked,
     )
     get_kernel(merge_spec(call.dtype, head_dim_ckv), call.backend)(
-        (-(-capacity * num_heads // 4), batch),
+        (-(-capacity * num_heads * -(-head_dim_ckv // 128) // 4), batch),
         (128,),
         (*call.tables, *partials, *out, *sizes, keys, config.keys, per_slice, blocks),
         checked=checked,

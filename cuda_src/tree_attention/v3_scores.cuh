@@ -1,0 +1,225 @@
+// tree_attention/v3_scores.cuh: the score warps of v3_mma.cu: scores of 64 rows over the key tiles, softmax.
+//
+// Letters    as v3_layout.cuh; a lane finishes rows r = lane / 4 and r + 8 of its warp's 16, keys 2p and 2p + 1 of
+//            every 8, p = lane % 4: the C fragments of the scores are the A fragments of the values
+// Schedule   per key tile: wait for KEYS_LOADED, multiply, swap halves within the pair, softmax, arrive at WEIGHTS
+// Source     own
+#pragma once
+
+#include "tree_attention/v3_layout.cuh"
+
+template <class T, int C, int R, int KEYS, int STAGES>
+struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
+  using Layout = TileLayout<T, C, R, KEYS, STAGES>;
+  using Layout::piece, Layout::lane, Layout::keys, Layout::is_held, Layout::held_before;
+  static constexpr int STEPS = Layout::STEPS, HELD = Layout::HELD, PITCH = Layout::PITCH, BLOCKS = Layout::BLOCKS;
+
+  unsigned query[2][HELD][4];  // A fragments: [16 rows, the warp's own first][k-step]
+  float largest[2], total[2];  // of the lane's two rows; total is the lane's own share
+  float folded_largest[2], folded_total[2];
+
+  __device__ __forceinline__ ScoreWarp(char* shared, const Piece<T>& piece) : Layout(shared, piece) {}
+
+  __device__ __forceinline__ static int warp() { return (threadIdx.x - VALUE_THREADS) / 32; }
+  __device__ __forceinline__ static int pair() { return warp() / 2; }
+  __device__ __forceinline__ static int half() { return warp() % 2; }
+  __device__ __forceinline__ static int own_row() { return 16 * warp() + lane() / 4; }  // and this + 8
+
+  // Which keys of the tree any of the tile's nodes sees; the others are never read.
+  __device__ __forceinline__ void find_seen() const {
+    const int first_node = piece.first_row / piece.H;
+    const int last_node = (min(piece.first_row + TILE_ROWS, piece.request.rows) - 1) / piece.H;
+    for (int word = threadIdx.x - VALUE_THREADS; word < piece.W; word += SCORE_THREADS) {
+      unsigned any = 0;
+      for (int node = first_node; node <= last_node; ++node) any |= piece.bits[(long long)node * piece.W + word];
+      Layout::seen()[word] = any;
+    }
+  }
+
+  // Where ldmatrix reads the A fragment of the warp's own 16 rows (0) or of its partner's (1).
+  __device__ __forceinline__ static SharedAddress fragment_address(const T* rows, int pitch, int column, int m) {
+    const int row = 32 * pair() + 16 * (m ^ half()) + lane() % 16;
+    return shared_address(rows + row * pitch + 16 * column + lane() / 16 * 8);
+  }
+
+  __device__ __forceinline__ void take_queries() {
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const SharedAddress at = fragment_address(Layout::held(), Layout::HELD_PITCH, half() * HELD, m);
+#pragma unroll
+      for (int step = 0; step < HELD; ++step) load_matrices(query[m][step], at + 32 * step);
+    }
+  }
+
+  // Scores of 32 rows over half of the dimensions and all keys of the tile: C fragments [16 rows][8 keys].
+  __device__ __forceinline__ void multiply(int tile, float (&c)[2][2 * BLOCKS][4]) const {
+    const SharedAddress key =
+        shared_address(keys(tile) + (lane() / 16 * 8 + lane() % 8) * PITCH + 16 * half() * STEPS + lane() / 8 % 2 * 8);
+    const SharedAddress stay = fragment_address(Layout::queries(), Layout::QUERY_PITCH, half() * (STEPS - HELD), 0);
+    const int to_other = 32 * Layout::QUERY_PITCH * (half() == 0 ? 1 : -1);  // bytes to the partner's rows
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      // past the last dimension the query is zero, so any other dimension will do
+      constexpr bool EVEN = 2 * STEPS * 16 == C + R;
+      const int k = EVEN ? step : min(step, (C + R) / 16 - 1 - half() * STEPS);
+      unsigned a[2][4], b[BLOCKS][4];
+#pragma unroll
+      for (int block = 0; block < BLOCKS; ++block) load_matrices(b[block], key + 2 * (16 * block * PITCH + 16 * k));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        if (is_held(step)) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[m][i] = query[m][held_before(step)][i];
+        } else {
+          load_matrices(a[m], stay + m * to_other + 32 * (step - held_before(step)));
+        }
+      }
+#pragma unroll
+      for (int block = 0; block < BLOCKS; ++block)
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          multiply_add<T>(c[m][2 * block], a[m], b[block][0], b[block][1]);
+          multiply_add<T>(c[m][2 * block + 1], a[m], b[block][2], b[block][3]);
+        }
+    }
+  }
+
+  // Adds the other half of the dimensions to the warp's own rows.
+  __device__ __forceinline__ void swap_halves(float (&c)[2][2 * BLOCKS][4]) const {
+    float4* to = Layout::exchange() + (warp() ^ 1) * 2 * BLOCKS * 32 + lane();
+    const float4* from = Layout::exchange() + warp() * 2 * BLOCKS * 32 + lane();
+#pragma unroll
+    for (int n = 0; n < 2 * BLOCKS; ++n) to[32 * n] = make_float4(c[1][n][0], c[1][n][1], c[1][n][2], c[1][n][3]);
+    named_barrier(PAIR + pair(), 64);
+#pragma unroll
+    for (int n = 0; n < 2 * BLOCKS; ++n) {
+      const float4 other = from[32 * n];
+      c[0][n][0] += other.x;
+      c[0][n][1] += other.y;
+      c[0][n][2] += other.z;
+      c[0][n][3] += other.w;
+    }
+  }
+
+  // -inf for the keys that the lane's rows do not see
+  __device__ __forceinline__ void hide(float (&s)[2 * BLOCKS][4], int tile) const {
+    const KeyRange& range = piece.request.range;
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const int row = min(piece.first_row + own_row() + 8 * upper, piece.request.rows - 1);
+      const unsigned* of_node = piece.bits + (long long)(row / piece.H) * piece.W;
+#pragma unroll
+      for (int n = 0; n < 2 * BLOCKS; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int key = tile * KEYS + 8 * n + 2 * (lane() % 4) + i;
+          if (key >= range.count || !is_visible(of_node, range.first + key - range.context_len))
+            s[n][2 * upper + i] = NEGATIVE_INFINITY;
+        }
+    }
+  }
+
+  // Softmax of the warp's 16 rows over the tile: weights as A fragments, and what the sums so far must shrink by.
+  __device__ __forceinline__ void soften(int tile, float (&s)[2 * BLOCKS][4]) {
+    const float scale = piece.scale;
+#pragma unroll
+    for (int n = 0; n < 2 * BLOCKS; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] *= scale;
+    // the context is seen by all; past it, and past the end, each pair counts
+    const KeyRange& range = piece.request.range;
+    if ((tile + 1) * KEYS > min(range.context_len - range.first, range.count)) hide(s, tile);
+
+    float factor[2];
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      float found = NEGATIVE_INFINITY;
+#pragma unroll
+      for (int n = 0; n < 2 * BLOCKS; ++n) found = fmaxf(found, fmaxf(s[n][2 * upper], s[n][2 * upper + 1]));
+      found = fmaxf(found, __shfl_xor_sync(FULL_WARP, found, 1));
+      found = fmaxf(found, __shfl_xor_sync(FULL_WARP, found, 2));
+      factor[upper] = 1.0f;
+      if (found > largest[upper] + STALE_BY) {
+        factor[upper] = exp2f(largest[upper] - softmax_shift(found));
+        largest[upper] = found;
+      }
+      const float shift = softmax_shift(largest[upper]);
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < 2 * BLOCKS; ++n) {
+        s[n][2 * upper] = fast_exp2(s[n][2 * upper] - shift);
+        s[n][2 * upper + 1] = fast_exp2(s[n][2 * upper + 1] - shift);
+        sum += s[n][2 * upper] + s[n][2 * upper + 1];
+      }
+      total[upper] = fmaf(total[upper], factor[upper], sum);
+    }
+
+    uint4* to = Layout::weights(tile) + warp() * BLOCKS * 32 + lane();
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) {
+      const float(&low)[4] = s[2 * block];
+      const float(&high)[4] = s[2 * block + 1];
+      to[32 * block] = make_uint4(pack2<T>(low[0], low[1]), pack2<T>(low[2], low[3]), pack2<T>(high[0], high[1]),
+                                  pack2<T>(high[2], high[3]));
+    }
+    if (lane() % 4 == 0) {
+      Layout::factors(tile)[own_row()] = factor[0];
+      Layout::factors(tile)[own_row() + 8] = factor[1];
+    }
+    const bool rescales = __any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f);
+    if (lane() == 0) Layout::rescales(tile)[warp()] = rescales;
+  }
+
+  // Adds `total` into the sums folded so far, and tells the value warps what those shrink by.
+  __device__ __forceinline__ void fold() {
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const float shrink = exp2f(folded_largest[upper] - softmax_shift(largest[upper]));
+      folded_total[upper] = fmaf(folded_total[upper], shrink, total[upper]);
+      folded_largest[upper] = largest[upper];
+      total[upper] = 0.0f;
+      if (lane() % 4 == 0) Layout::shrinkage()[own_row() + 8 * upper] = shrink;
+    }
+  }
+
+  // All rows over the key tiles of the piece; the totals are complete afterwards.
+  __device__ __forceinline__ void attend() {
+    find_seen();
+    named_arrive(SEEN, THREADS);
+    named_barrier(QUERIES, THREADS);
+    take_queries();
+    named_arrive(HELD_READ, THREADS);
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      largest[upper] = folded_largest[upper] = NEGATIVE_INFINITY;
+      total[upper] = folded_total[upper] = 0.0f;
+    }
+    for (int tile = piece.first_tile; tile < piece.last_tile; ++tile) {
+      named_barrier(KEYS_LOADED + tile % 2, THREADS);
+      float c[2][2 * BLOCKS][4] = {};
+      multiply(tile, c);
+      swap_halves(c);
+      soften(tile, c[0]);
+      if (Layout::folds(tile)) fold();
+      named_arrive(WEIGHTS + tile % 2, THREADS);
+    }
+    fold();
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      float& sum = folded_total[upper];
+      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+      if (lane() % 4 == 0) Layout::inverse_totals()[own_row() + 8 * upper] = sum > 0.0f ? 1.0f / sum : 0.0f;
+    }
+    named_arrive(END, THREADS);
+  }
+
+  // Log-sum-exp of the rows times `unit`, for as many as there are from `to` on.
+  __device__ __forceinline__ void write_scores(float* to, int rows, float unit) const {
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const int row = own_row() + 8 * upper;
+      if (lane() % 4 == 0 && row < rows) to[row] = state_score(largest[upper], folded_total[upper]) * unit;
+    }
+  }
+};
