@@ -69,6 +69,13 @@ __device__ __forceinline__ void multiply_add<__half>(float (&c)[4], const unsign
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// threadIdx.x, read where this stands: nothing computed from it moves to before
+__device__ __forceinline__ unsigned thread_here() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // 2^x with a relative error of 2^-22; subnormal results are 0
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;

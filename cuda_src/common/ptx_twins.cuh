@@ -90,6 +90,8 @@ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
   emu_collect_fn(0xffffffffu, emu::kTwin + 2, &mine, multiply_fragments<T>, EMU_HERE);
 }
 
+inline unsigned thread_here() { return threadIdx.x; }
+
 inline float fast_exp2(float x) { return exp2f(x); }
 
 template <class T>

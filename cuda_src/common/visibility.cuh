@@ -33,3 +33,12 @@ __device__ __forceinline__ KeyRange key_range(int keys, int context_len, int num
 __device__ __forceinline__ bool is_visible(const unsigned* bits, int key_node) {
   return key_node < 0 || (bits[key_node >> 5] >> (key_node & 31) & 1u);
 }
+
+// The same for 32 keys from key_node on, a bit each; 0 past the W words of the node.
+__device__ __forceinline__ unsigned visible_word(const unsigned* bits, int W, int key_node) {
+  if (key_node <= -32) return 0xffffffffu;
+  const int word = key_node >> 5, shift = key_node & 31;  // -1 for the word before the first: context
+  const unsigned low = word < 0 ? 0xffffffffu : word < W ? bits[word] : 0;
+  const unsigned high = word + 1 < W ? bits[word + 1] : 0;
+  return __funnelshift_r(low, high, shift);
+}

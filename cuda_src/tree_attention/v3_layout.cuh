@@ -28,6 +28,7 @@ constexpr float STALE_BY = 8.0f;   // log2 of how far a weight may exceed 1
 constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
 constexpr int VALUE_THREADS = 256, SCORE_THREADS = 128;
 constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
+constexpr int FIRST_VALUE_THREAD = SCORE_THREADS, FIRST_SCORE_THREAD = 0;
 
 constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, KEYS_LOADED = 5, WEIGHTS = 7, PAIR = 9;
 
@@ -61,7 +62,7 @@ struct TileLayout {
   static_assert((C == 64 || C % 128 == 0) && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
   static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
   static constexpr int STEPS = ((C + R) / 16 + 1) / 2;
-  static constexpr int HELD = STEPS * 2 / 3;
+  static constexpr int HELD = STEPS * 5 / 9;
   static constexpr int BLOCKS = KEYS / 16;
   static constexpr int PITCH = C + R + 8, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
   static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
@@ -76,11 +77,9 @@ struct TileLayout {
   char* shared;
 
   __device__ __forceinline__ TileLayout(char* shared, const Piece<T>& piece) : piece(piece), shared(shared) {}
-
-  __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ T* keys(int tile) const {
-    return reinterpret_cast<T*>(shared + (tile - piece.first_tile) % STAGES * TILE_BYTES);
-  }
+  __device__ __forceinline__ T* keys(int stage) const { return reinterpret_cast<T*>(shared + stage * TILE_BYTES); }
+  __device__ __forceinline__ static int next_stage(int stage) { return stage + 1 < STAGES ? stage + 1 : 0; }
+  __device__ __forceinline__ static int stage_before(int stage) { return stage > 0 ? stage - 1 : STAGES - 1; }
   __device__ __forceinline__ T* held() const { return reinterpret_cast<T*>(shared + KEY_BYTES - HELD_BYTES); }
   __device__ __forceinline__ T* queries() const { return reinterpret_cast<T*>(shared + KEY_BYTES); }
   __device__ __forceinline__ char* after_queries() const { return shared + KEY_BYTES + QUERY_BYTES; }

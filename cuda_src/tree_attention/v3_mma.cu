@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     char* const space = reinterpret_cast<char*>(shared);
-    if (threadIdx.x < VALUE_THREADS) {
+    if (threadIdx.x >= FIRST_VALUE_THREAD) {
       ValueWarp<T, C, R, KEYS, STAGES> values(space, piece);
       values.attend(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
                     q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
@@ -131,9 +131,37 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
+constexpr int MERGED_ROWS = 4;  // of a block of the merge kernel
+
+// Which pieces one row tile was cut into: slots first + step * i, i < pieces, but for the first of a cut tile.
+struct Pieces {
+  int rows;        // that the request has
+  int pieces;      // 0: no keys at all, 1: whole and written already
+  bool is_sliced;  // into slots that follow each other
+  long long first;
+};
+
+__device__ __forceinline__ Pieces find_pieces(const Tables& t, int b, int row_tile, int blocks) {
+  const int lane = threadIdx.x % WARP_SIZE;
+  const Request request = request_of(t, b);
+  long long before = 0;
+  for (int other = lane; other < b; other += WARP_SIZE) {
+    const Request r = request_of(t, other);
+    before += (long long)r.row_tiles * r.units;
+  }
+  for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(FULL_WARP, before, step);
+  const long long first_unit = before + (long long)row_tile * request.units;
+  if (t.tiles_per_slice > 0 || row_tile >= request.row_tiles || request.units == 0)
+    return {request.rows, request.units, true, first_unit};
+  const Line line = line_of(t, blocks);
+  const int first_block = line.piece_of(first_unit);
+  const int pieces = line.piece_of(first_unit + request.units - 1) - first_block + 1;
+  return {request.rows, pieces, false, first_block};
+}
+
 // Combines the pieces of each row in the order of their keys; rows of padding nodes and without keys get 0 and -inf.
 template <class T, int C>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128))
     tree_attention_v3_merge(const int* __restrict__ page_table, const int* __restrict__ context_lens,
                             const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
                             const float* __restrict__ partial_score, T* __restrict__ out, float* __restrict__ lse,
@@ -141,67 +169,52 @@ __global__ void __launch_bounds__(128)
                             int keys, int keys_per_tile, int tiles_per_slice, int blocks) {
   constexpr int CHUNKS = (C + 127) / 128;                            // of 128 columns
   const int b = blockIdx.y;                                          // 0..B-1
-  const int warp = blockIdx.x * 4 + threadIdx.x / WARP_SIZE;         // 0..N*H*CHUNKS-1
+  const int warp = threadIdx.x / WARP_SIZE;                          // 0..MERGED_ROWS*CHUNKS-1
   const int lane = threadIdx.x % WARP_SIZE;                          // 0..31
-  const int row = warp / CHUNKS, c = warp % CHUNKS * 128 + 4 * lane;  // 0..N*H-1, 0..C-1
+  const int row = blockIdx.x * MERGED_ROWS + warp / CHUNKS;          // 0..N*H-1
+  const int c = warp % CHUNKS * 128 + 4 * lane;                      // 0..C-1
   const bool has_columns = C % 128 == 0 || c < C;
+  __shared__ Pieces found;
+  if (warp == 0) {
+    const Tables tables = {page_table, context_lens, num_nodes,   B,    N,             H,              num_pages,
+                           page_size,  max_pages,    max_context, keys, keys_per_tile, tiles_per_slice};
+    const Pieces pieces = find_pieces(tables, b, row / TILE_ROWS, blocks);
+    if (lane == 0) found = pieces;
+  }
+  __syncthreads();
   if (row >= N * H) return;
-  const Tables tables = {page_table, context_lens, num_nodes,   B,    N,             H,              num_pages,
-                         page_size,  max_pages,    max_context, keys, keys_per_tile, tiles_per_slice};
-  const Request request = request_of(tables, b);
+  const Pieces of = found;
   const long long final_row = (long long)b * N * H + row;
   uint2* to = reinterpret_cast<uint2*>(out + final_row * C + c);
-  if (row >= request.rows || request.units == 0) {
+  if (row >= of.rows || of.pieces == 0) {
     if (has_columns) *to = make_uint2(pack2<T>(0.0f, 0.0f), pack2<T>(0.0f, 0.0f));
     if (c == 0) lse[final_row] = NEGATIVE_INFINITY;
     return;
   }
-  if (request.units == 1) return;  // whole, so written already
+  if (of.pieces == 1) return;
 
-  // the pieces are slots first + step * i, i < pieces, but for the first of a cut tile
-  long long before = 0;
-  for (int other = lane; other < b; other += WARP_SIZE) {
-    const Request r = request_of(tables, other);
-    before += (long long)r.row_tiles * r.units;
-  }
-  for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(FULL_WARP, before, step);
-  const long long first_unit = before + (long long)(row / TILE_ROWS) * request.units;
-  int pieces = request.units;
-  int first_block = 0;
-  if (tiles_per_slice == 0) {
-    const Line line = line_of(tables, blocks);
-    first_block = line.piece_of(first_unit);
-    pieces = line.piece_of(first_unit + request.units - 1) - first_block + 1;
-    if (pieces == 1) return;
-  }
   const auto partial_row = [&](int piece) {
-    const long long slot = tiles_per_slice > 0 ? first_unit + piece : slot_of(first_block + piece, piece == 0);
+    const long long slot = of.is_sliced ? of.first + piece : slot_of((int)of.first + piece, piece == 0);
     return slot * TILE_ROWS + row % TILE_ROWS;
   };
-
   float largest = NEGATIVE_INFINITY;
-  for (int i = lane; i < pieces; i += WARP_SIZE) largest = fmaxf(largest, partial_score[partial_row(i)]);
+  for (int i = lane; i < of.pieces; i += WARP_SIZE) largest = fmaxf(largest, partial_score[partial_row(i)]);
   for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, step));
   float4 sum = {};
   float total = 0.0f;
-  for (int start = 0; start < pieces; start += WARP_SIZE) {
-    const int mine = start + lane;
-    const float weight = mine < pieces ? state_weight(partial_score[partial_row(mine)], largest) : 0.0f;
-    total += weight;
-    const int stop = min(pieces - start, WARP_SIZE);
 #pragma unroll 4
-    for (int i = 0; i < stop; ++i) {
-      const float w = __shfl_sync(FULL_WARP, weight, i);
-      if (!has_columns) continue;
-      const float4 value = *reinterpret_cast<const float4*>(partial_out + partial_row(start + i) * C + c);
-      sum.x = fmaf(w, value.x, sum.x);
-      sum.y = fmaf(w, value.y, sum.y);
-      sum.z = fmaf(w, value.z, sum.z);
-      sum.w = fmaf(w, value.w, sum.w);
-    }
+  for (int i = 0; i < of.pieces; ++i) {
+    const float weight = state_weight(partial_score[partial_row(i)], largest);
+    total += weight;
+    if (!has_columns) continue;
+    const float4 value = *reinterpret_cast<const float4*>(partial_out + partial_row(i) * C + c);
+    sum.x = fmaf(weight, value.x, sum.x);
+    sum.y = fmaf(weight, value.y, sum.y);
+    sum.z = fmaf(weight, value.z, sum.z);
+    sum.w = fmaf(weight, value.w, sum.w);
   }
-  for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(FULL_WARP, total, step);
   const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-  if (has_columns) *to = make_uint2(pack2<T>(sum.x * inverse, sum.y * inverse), pack2<T>(sum.z * inverse, sum.w * inverse));
+  if (has_columns)
+    *to = make_uint2(pack2<T>(sum.x * inverse, sum.y * inverse), pack2<T>(sum.z * inverse, sum.w * inverse));
   if (c == 0) lse[final_row] = state_score(largest, total) * LN_2;
 }

@@ -11,25 +11,27 @@
 template <class T, int C, int R, int KEYS, int STAGES>
 struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
   using Layout = TileLayout<T, C, R, KEYS, STAGES>;
-  using Layout::piece, Layout::lane, Layout::keys, Layout::is_held, Layout::held_before;
+  using Layout::piece, Layout::keys, Layout::is_held, Layout::held_before;
   static constexpr int STEPS = Layout::STEPS, HELD = Layout::HELD, PITCH = Layout::PITCH, BLOCKS = Layout::BLOCKS;
 
   unsigned query[2][HELD][4];  // A fragments: [16 rows, the warp's own first][k-step]
   float largest[2], total[2];  // of the lane's two rows; total is the lane's own share
   float folded_largest[2], folded_total[2];
+  const unsigned thread;  // 0..127; its addresses are computed for each piece, or they would take registers all along
 
-  __device__ __forceinline__ ScoreWarp(char* shared, const Piece<T>& piece) : Layout(shared, piece) {}
+  __device__ __forceinline__ ScoreWarp(char* shared, const Piece<T>& piece) : Layout(shared, piece), thread(thread_here() - FIRST_SCORE_THREAD) {}
 
-  __device__ __forceinline__ static int warp() { return (threadIdx.x - VALUE_THREADS) / 32; }
-  __device__ __forceinline__ static int pair() { return warp() / 2; }
-  __device__ __forceinline__ static int half() { return warp() % 2; }
-  __device__ __forceinline__ static int own_row() { return 16 * warp() + lane() / 4; }  // and this + 8
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+  __device__ __forceinline__ int warp() const { return thread / 32; }
+  __device__ __forceinline__ int pair() const { return warp() / 2; }
+  __device__ __forceinline__ int half() const { return warp() % 2; }
+  __device__ __forceinline__ int own_row() const { return 16 * warp() + lane() / 4; }  // and this + 8
 
   // Which keys of the tree any of the tile's nodes sees; the others are never read.
   __device__ __forceinline__ void find_seen() const {
     const int first_node = piece.first_row / piece.H;
     const int last_node = (min(piece.first_row + TILE_ROWS, piece.request.rows) - 1) / piece.H;
-    for (int word = threadIdx.x - VALUE_THREADS; word < piece.W; word += SCORE_THREADS) {
+    for (int word = thread; word < piece.W; word += SCORE_THREADS) {
       unsigned any = 0;
       for (int node = first_node; node <= last_node; ++node) any |= piece.bits[(long long)node * piece.W + word];
       Layout::seen()[word] = any;
@@ -37,7 +39,7 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
   }
 
   // Where ldmatrix reads the A fragment of the warp's own 16 rows (0) or of its partner's (1).
-  __device__ __forceinline__ static SharedAddress fragment_address(const T* rows, int pitch, int column, int m) {
+  __device__ __forceinline__ SharedAddress fragment_address(const T* rows, int pitch, int column, int m) const {
     const int row = 32 * pair() + 16 * (m ^ half()) + lane() % 16;
     return shared_address(rows + row * pitch + 16 * column + lane() / 16 * 8);
   }
@@ -51,35 +53,42 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
     }
   }
 
-  // Scores of 32 rows over half of the dimensions and all keys of the tile: C fragments [16 rows][8 keys].
-  __device__ __forceinline__ void multiply(int tile, float (&c)[2][2 * BLOCKS][4]) const {
-    const SharedAddress key =
-        shared_address(keys(tile) + (lane() / 16 * 8 + lane() % 8) * PITCH + 16 * half() * STEPS + lane() / 8 % 2 * 8);
+  // Scores of 32 rows over half of the dimensions and all keys of the tile: C fragments [16 rows][8 keys]. Fragments
+  // are loaded AHEAD k-steps before their products.
+  __device__ __forceinline__ void multiply(int stage, float (&c)[2][2 * BLOCKS][4]) const {
+    constexpr int AHEAD = STEPS > 3 ? 2 : 1, RING = AHEAD + 1;
+    const SharedAddress key = shared_address(keys(stage) + (lane() / 16 * 8 + lane() % 8) * PITCH +
+                                             16 * half() * STEPS + lane() / 8 % 2 * 8);
     const SharedAddress stay = fragment_address(Layout::queries(), Layout::QUERY_PITCH, half() * (STEPS - HELD), 0);
     const int to_other = 32 * Layout::QUERY_PITCH * (half() == 0 ? 1 : -1);  // bytes to the partner's rows
+    unsigned a[RING][2][4], b[RING][BLOCKS][4];
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      // past the last dimension the query is zero, so any other dimension will do
-      constexpr bool EVEN = 2 * STEPS * 16 == C + R;
-      const int k = EVEN ? step : min(step, (C + R) / 16 - 1 - half() * STEPS);
-      unsigned a[2][4], b[BLOCKS][4];
+    for (int ahead = 0; ahead < STEPS + AHEAD; ++ahead) {
+      if (ahead < STEPS) {
+        // past the last dimension the query is zero, so any other dimension will do
+        constexpr bool EVEN = 2 * STEPS * 16 == C + R;
+        const int k = EVEN ? ahead : min(ahead, (C + R) / 16 - 1 - half() * STEPS);
 #pragma unroll
-      for (int block = 0; block < BLOCKS; ++block) load_matrices(b[block], key + 2 * (16 * block * PITCH + 16 * k));
+        for (int block = 0; block < BLOCKS; ++block)
+          load_matrices(b[ahead % RING][block], key + 2 * (16 * block * PITCH + 16 * k));
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        if (is_held(step)) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) a[m][i] = query[m][held_before(step)][i];
-        } else {
-          load_matrices(a[m], stay + m * to_other + 32 * (step - held_before(step)));
-        }
+        for (int m = 0; m < 2; ++m)
+          if (!is_held(ahead))
+            load_matrices(a[ahead % RING][m], stay + m * to_other + 32 * (ahead - held_before(ahead)));
       }
+      const int step = ahead - AHEAD;
+      if (step < 0) continue;
 #pragma unroll
       for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          multiply_add<T>(c[m][2 * block], a[m], b[block][0], b[block][1]);
-          multiply_add<T>(c[m][2 * block + 1], a[m], b[block][2], b[block][3]);
+          unsigned of_query[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            of_query[i] = is_held(step) ? query[m][held_before(step)][i] : a[step % RING][m][i];
+          const unsigned(&of_keys)[4] = b[step % RING][block];
+          multiply_add<T>(c[m][2 * block], of_query, of_keys[0], of_keys[1]);
+          multiply_add<T>(c[m][2 * block + 1], of_query, of_keys[2], of_keys[3]);
         }
     }
   }
@@ -108,27 +117,24 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
     for (int upper = 0; upper < 2; ++upper) {
       const int row = min(piece.first_row + own_row() + 8 * upper, piece.request.rows - 1);
       const unsigned* of_node = piece.bits + (long long)(row / piece.H) * piece.W;
+      unsigned seen = visible_word(of_node, piece.W, range.first + tile * KEYS - range.context_len);
+      if (range.count - tile * KEYS < 32) seen &= (1u << (range.count - tile * KEYS)) - 1;
+      seen >>= 2 * (lane() % 4);
 #pragma unroll
       for (int n = 0; n < 2 * BLOCKS; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int key = tile * KEYS + 8 * n + 2 * (lane() % 4) + i;
-          if (key >= range.count || !is_visible(of_node, range.first + key - range.context_len))
-            s[n][2 * upper + i] = NEGATIVE_INFINITY;
-        }
+        for (int i = 0; i < 2; ++i)
+          if ((seen >> (8 * n + i) & 1) == 0) s[n][2 * upper + i] = NEGATIVE_INFINITY;
     }
   }
 
   // Softmax of the warp's 16 rows over the tile: weights as A fragments, and what the sums so far must shrink by.
-  __device__ __forceinline__ void soften(int tile, float (&s)[2 * BLOCKS][4]) {
-    const float scale = piece.scale;
+  __device__ __forceinline__ void soften(int tile, bool is_masked, float scale, float (&s)[2 * BLOCKS][4]) {
 #pragma unroll
     for (int n = 0; n < 2 * BLOCKS; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) s[n][i] *= scale;
-    // the context is seen by all; past it, and past the end, each pair counts
-    const KeyRange& range = piece.request.range;
-    if ((tile + 1) * KEYS > min(range.context_len - range.first, range.count)) hide(s, tile);
+    if (is_masked) hide(s, tile);
 
     float factor[2];
 #pragma unroll
@@ -194,12 +200,18 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
       largest[upper] = folded_largest[upper] = NEGATIVE_INFINITY;
       total[upper] = folded_total[upper] = 0.0f;
     }
-    for (int tile = piece.first_tile; tile < piece.last_tile; ++tile) {
+    // the context is seen by all; past it, and past the end, each pair counts
+    const int unmasked = min(piece.request.range.context_len - piece.request.range.first, piece.request.range.count);
+    const int last_tile = piece.last_tile, first_masked = unmasked / KEYS;
+    const float scale = piece.scale;
+    int stage = 0;
+    for (int tile = piece.first_tile; tile < last_tile; ++tile) {
       named_barrier(KEYS_LOADED + tile % 2, THREADS);
       float c[2][2 * BLOCKS][4] = {};
-      multiply(tile, c);
+      multiply(stage, c);
+      stage = Layout::next_stage(stage);
       swap_halves(c);
-      soften(tile, c[0]);
+      soften(tile, tile >= first_masked, scale, c[0]);
       if (Layout::folds(tile)) fold();
       named_arrive(WEIGHTS + tile % 2, THREADS);
     }

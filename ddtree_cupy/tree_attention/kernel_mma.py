@@ -24,6 +24,7 @@ Sizes = dict[str, tuple[tuple[int, ...], Any]]
 HEAD_SIZES = ((512, 64), (64, 16))
 STATIC_SHARED_BYTES = 512  # the Piece
 TILE_ROWS, FOLD_KEYS, THREADS = 64, 16_384, 384  # constants of v3_schedule.cuh and v3_layout.cuh
+MERGED_ROWS = 4  # of v3_mma.cu
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Config:
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
         steps = (width // 16 + 1) // 2
-        held = steps * 2 // 3
+        held = steps * 5 // 9
         passing = TILE_ROWS * (32 * held + 8) * 2
         tiles = max(self.stages * self.keys * (width + 8) * 2, passing)
         queries = TILE_ROWS * (32 * (steps - held) + 8) * 2
@@ -78,6 +79,10 @@ def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config
     )
 
 
+def _merge_threads(head_dim_ckv: int) -> int:
+    return 32 * MERGED_ROWS * -(-head_dim_ckv // 128)
+
+
 @cache
 def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
     """Spec of tree_attention_v3_merge."""
@@ -91,8 +96,8 @@ def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
             *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context"),
             *ints("keys", "keys_per_tile", "tiles_per_slice", "blocks"),
         ),
-        max_threads=128,
-        max_registers=80,
+        max_threads=_merge_threads(head_dim_ckv),
+        max_registers=64,
     )
 
 
@@ -163,8 +168,8 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
         checked=checked,
     )
     get_kernel(merge_spec(call.dtype, head_dim_ckv), call.backend)(
-        (-(-capacity * num_heads * -(-head_dim_ckv // 128) // 4), batch),
-        (128,),
+        (-(-capacity * num_heads // MERGED_ROWS), batch),
+        (_merge_threads(head_dim_ckv),),
         (*call.tables, *partials, *out, *sizes, keys, config.keys, per_slice, blocks),
         checked=checked,
     )
