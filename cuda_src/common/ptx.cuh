@@ -21,6 +21,9 @@ __device__ __forceinline__ SharedAddress shared_address(const void* pointer) {
   return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
+// the address with some of its bits flipped: an XOR swizzle, where no carry may happen
+__device__ __forceinline__ SharedAddress flip_address(SharedAddress at, unsigned bits) { return at ^ bits; }
+
 // 16 bytes from global to shared memory; zeros, and no read, unless is_read
 __device__ __forceinline__ void copy_async_16(SharedAddress to, const void* from, bool is_read) {
   const int bytes = is_read ? 16 : 0;

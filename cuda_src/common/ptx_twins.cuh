@@ -10,6 +10,8 @@ typedef char* SharedAddress;
 
 inline SharedAddress shared_address(const void* pointer) { return (char*)pointer; }
 
+inline SharedAddress flip_address(SharedAddress at, unsigned bits) { return (SharedAddress)((size_t)at ^ bits); }
+
 inline void copy_async_16(SharedAddress to, const void* from, bool is_read) {
   emu::async_copy(to, from, 16, is_read ? 16 : 0, EMU_HERE);
 }

@@ -3,11 +3,15 @@
 // Roles      warps 0..7 are value warps: they load, and own 64 rows x C / 8 columns of the weighted values each (when
 //            C is 64, 32 rows x 16 columns). Warps 8..11 are score warps: warp 8 + 2 * pair + half multiplies rows
 //            32 * pair .. + 31 by `half` of the C + R dimensions, then finishes rows 32 * pair + 16 * half .. + 15.
-// Letters    STEPS k-steps of 16 dimensions in a half, HELD of them in registers; COLS value columns of a warp
-// Shared     keys      T[STAGES][KEYS][PITCH]          key tiles; an odd number of 16-byte units a row, so that
-//                                                      ldmatrix hits every bank once. The end passes `held` first:
-//            held      T[64][2][HELD][16]              queries on their way to registers; padded as keys are
-//            queries   T[64][2][STEPS - HELD][16]      queries that stay
+// Letters    a unit is 16 bytes, 8 elements; a line 128 bytes, 64 elements. A half of the dimensions is the lower or
+//            upper 64 bytes of every line: STEPS k-steps of 16 dimensions, HELD of them in registers
+// Shared     keys      T[STAGES][KEYS][LINES][64]      key tiles. Unit u of row r sits at u ^ (r % 8) of its line, so
+//                                                      that ldmatrix hits every bank once and copies fill whole
+//                                                      lines. The end passes `held` first, and results last:
+//            held      T[64][2][HELD][16]              queries on their way to registers; rows of an odd number of
+//                                                      units, to the same end
+//            results   float[8][16][COLS + 8]          of a value warp, on their way to global memory
+//            queries   T[64][2][STEPS - HELD][16]      queries that stay, rows as those of `held`
 //            exchange  float4[4][KEYS / 8][32]         scores of a half, for the other warp of the pair
 //            weights   uint4[2][4][KEYS / 16][32]      A fragments: [tile % 2][16 rows][16 keys][lane]
 //            factors   float[2][64]                    [tile % 2][row]: what the values shrink by
@@ -28,45 +32,55 @@ constexpr float STALE_BY = 8.0f;   // log2 of how far a weight may exceed 1
 constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
 constexpr int VALUE_THREADS = 256, SCORE_THREADS = 128;
 constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
-constexpr int FIRST_VALUE_THREAD = SCORE_THREADS, FIRST_SCORE_THREAD = 0;
+constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int FIRST_SCORE_THREAD = VALUE_THREADS;
 
 constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, KEYS_LOADED = 5, WEIGHTS = 7, PAIR = 9;
+
+// What every tile's loads need, in few wide reads.
+template <class T>
+struct LoadPlan {
+  const T* ckv;
+  const T* kpe;
+  const int* entries;          // page table
+  int plain_keys;              // keys before this one are context, in rows that the plain path can copy
+  int page_shift;              // log2 of the page size, or -1
+  int first, last_page;        // first position; num_pages - 1
+  int page_stride, slot_stride;
+  int first_tile, last_tile;   // key tiles first_tile .. last_tile - 1
+};
 
 // What one piece of work needs now and then. It lives in shared memory, because registers hold values and queries.
 template <class T>
 struct Piece {
-  // first what the plain path of load_keys needs, in few wide loads
-  const T* ckv;
-  const T* kpe;
-  const int* entries;      // page table
-  int plain_keys;          // keys before this one are context, in rows that the plain path can copy
-  int page_shift;          // log2 of the page size, or -1
-  int first, last_page;    // first position; num_pages - 1
-  int page_stride, slot_stride;
-  int first_tile, last_tile;  // key tiles first_tile .. last_tile - 1
+  LoadPlan<T> plan;
   Request request;
-  const unsigned* bits;  // uint32[N, W] of the request
+  const unsigned* bits;                              // uint32[N, W] of the request
   long long ckv_page, ckv_slot, kpe_page, kpe_slot;  // strides in elements
-  int H, W, first_row, step;                         // step: units from one piece to the next, when they are slices
+  int H, W, first_row;
   bool aligned;
-  float scale;                                       // of the scores, base 2
-  float* carry;                                      // float32[64, C] of the block
-  long long unit, stop;                              // of the block's walk over units
+  float scale;        // of the scores, base 2
+  float* carry;       // float32[64, C] of the block
+  long long result;   // row of out and lse, or of the partial ones
+  int4* cut;          // where to tell the merge kernel how the row tile is cut; null unless this is its first piece
   int num_units;
-  bool is_whole;     // whether it spans all keys of its rows
-  long long result;  // row of out and lse, or of the partial ones
+  bool is_whole;      // whether it spans all keys of its rows
+  // the block's walk over units: the next one, where it ends, from one slice to the next
+  long long unit, stop, units;
+  int step;
 };
 
 template <class T, int C, int R, int KEYS, int STAGES>
 struct TileLayout {
   static_assert((C == 64 || C % 128 == 0) && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
   static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
-  static constexpr int STEPS = ((C + R) / 16 + 1) / 2;
+  static constexpr int LINES = (C + R + 63) / 64, STEPS = 2 * LINES;
   static constexpr int HELD = STEPS * 5 / 9;
   static constexpr int BLOCKS = KEYS / 16;
-  static constexpr int PITCH = C + R + 8, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
+  static constexpr int PITCH = 64 * LINES, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
   static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
-  static constexpr int KEY_BYTES = STAGES * TILE_BYTES > HELD_BYTES ? STAGES * TILE_BYTES : HELD_BYTES;
+  static constexpr int RESULT_BYTES = 8 * 16 * (64 + 8) * 4;
+  static constexpr int KEY_BYTES = most(STAGES * TILE_BYTES, most(HELD_BYTES, RESULT_BYTES));
   static constexpr int EARLY = (KEY_BYTES - HELD_BYTES) / TILE_BYTES;  // tiles with room beside the held queries
   static constexpr int QUERY_BYTES = TILE_ROWS * QUERY_PITCH * 2;
   static constexpr int EXCHANGE_BYTES = 4 * KEYS / 8 * 32 * 16;
@@ -100,13 +114,23 @@ struct TileLayout {
     return reinterpret_cast<unsigned*>(row_numbers() + 4 * TILE_ROWS) + 8;
   }
 
-  // Of the k-steps of a half every third stays in shared memory, so that its bandwidth is asked for evenly.
+  // Which k-step of all a k-step of a half is.
+  __device__ __forceinline__ static constexpr int k_step(int half, int step) {
+    return step / 2 * 4 + 2 * half + step % 2;
+  }
+  // Of the k-steps of a half every other stays in shared memory, so that its bandwidth is asked for evenly.
   __device__ __forceinline__ static constexpr int held_before(int step) { return step * HELD / STEPS; }
   __device__ __forceinline__ static constexpr bool is_held(int step) {
     return held_before(step + 1) > held_before(step);
   }
 
-  // Sums are folded away after this tile.
-  __device__ __forceinline__ bool folds(int tile) const { return (tile + 1 - piece.first_tile) % FOLD_TILES == 0; }
-  __device__ __forceinline__ bool has_folded() const { return piece.last_tile - piece.first_tile >= FOLD_TILES; }
+  // Sums are folded away after this tile: when enough keys are in them, and at the end.
+  __device__ __forceinline__ bool folds(int tile) const {
+    const int done = tile + 1 - piece.plan.first_tile;
+    return done % FOLD_TILES == 0 || tile + 1 == piece.plan.last_tile;
+  }
+  // Whether that is ever needed before the end.
+  __device__ __forceinline__ bool is_long() const {
+    return piece.plan.last_tile - piece.plan.first_tile >= FOLD_TILES;
+  }
 };

@@ -1,6 +1,6 @@
 // tree_attention/v3_loads.cuh: queries and key tiles of v3_mma.cu, from global to shared memory, by its value warps.
 //
-// Letters    as v3_layout.cuh; a unit is 16 bytes, 8 elements
+// Letters    as v3_layout.cuh
 // Requires   pages are clamped into the pool; keys that no row of the tile sees are never read and become zeros
 // Source     own
 #pragma once
@@ -21,7 +21,7 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
   __device__ __forceinline__ TileLoads(char* shared, const Piece<T>& piece) : Layout(shared, piece) {}
 
   // 0..255. Read anew each time, with all addresses that depend on it: registers hold values.
-  __device__ __forceinline__ static unsigned value_thread() { return thread_here() - FIRST_VALUE_THREAD; }
+  __device__ __forceinline__ static unsigned value_thread() { return thread_here(); }
 
   // One unit, zeros unless is_read; asynchronous where rows start at multiples of 16 bytes.
   __device__ __forceinline__ void copy_unit(T* to, const T* from, bool is_read) const {
@@ -44,7 +44,7 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
     nope += node * nope_node + head * nope_head;
     pe += node * pe_node + head * pe_head;
     for (int unit = thread % PARTS; unit < 4 * STEPS; unit += PARTS) {
-      const int half = unit / (2 * STEPS), step = unit / 2 % STEPS;
+      const int half = unit / 4 % 2, step = unit / 8 * 2 + unit / 2 % 2;
       const int column = is_held(step) ? half * HELD + held_before(step)
                                        : half * (STEPS - HELD) + step - held_before(step);
       T* to = (is_held(step) ? held() + row * Layout::HELD_PITCH : queries() + row * Layout::QUERY_PITCH) +
@@ -54,68 +54,74 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
     copy_async_commit();
   }
 
-  // Whether any row sees a key.
-  __device__ __forceinline__ bool is_seen(int index) const {
-    const KeyRange& range = piece.request.range;
-    return index < range.count && is_visible(seen(), range.first + index - range.context_len);
-  }
   __device__ __forceinline__ int entry_of(int position) const {
-    const int shift = piece.page_shift;
+    const int shift = piece.plan.page_shift;
     return shift >= 0 ? position >> shift : position / piece.request.table.page_size;
   }
 
   // A page's number takes a trip to L2: fetched one tile before it is needed.
   __device__ __forceinline__ void fetch_page(int tile, unsigned thread) {
     const int index = tile * KEYS + thread / LOADERS;
-    if (tile < piece.last_tile && index < piece.request.range.count)
-      page_ahead = piece.entries[entry_of(piece.first + index)];
+    if (tile < piece.plan.last_tile && index < piece.request.range.count)
+      page_ahead = piece.plan.entries[entry_of(piece.plan.first + index)];
   }
 
-  // The common tile: context in a power-of-two page, one buffer for ckv and kpe, aligned. Says whether it was one.
-  __device__ __forceinline__ bool load_plain_keys(int tile, int stage, unsigned thread) const {
-    if ((tile + 1) * KEYS > piece.plain_keys) return false;
+  // Where a unit of the thread's key goes; the thread loads units part, part + LOADERS, ...
+  __device__ __forceinline__ T* place_of(int stage, int key, int part) const {
+    return keys(stage) + key * PITCH + part / 8 * 64 + (part ^ key) % 8 * 8;
+  }
+
+  // The common tile: context in a power-of-two page, one buffer for ckv and kpe, aligned.
+  __device__ __forceinline__ void load_plain_keys(const LoadPlan<T>& plan, int tile, int stage, unsigned thread) {
     const int key = thread / LOADERS, part = thread % LOADERS;
-    const int position = piece.first + tile * KEYS + key;
-    const int shift = piece.page_shift;
-    const int page = min(max(page_ahead, 0), piece.last_page);
-    const int slot = position & ((1 << shift) - 1);
-    const long long offset = (long long)page * piece.page_stride + slot * piece.slot_stride + 8 * part;
-    const T* of_ckv = piece.ckv + offset;
-    const T* of_kpe = piece.kpe + offset;
-    const SharedAddress at = shared_address(keys(stage) + key * PITCH) + 16 * part;
+    const int position = plan.first + tile * KEYS + key;
+    const int page = min(max(page_ahead, 0), plan.last_page);
+    const int slot = position & ((1 << plan.page_shift) - 1);
+    const long long offset = (long long)page * plan.page_stride + slot * plan.slot_stride + 8 * part;
+    const T* of_ckv = plan.ckv + offset;
+    const T* of_kpe = plan.kpe + offset - C;
+    const SharedAddress at = shared_address(place_of(stage, key, part));
 #pragma unroll
-    for (int i = 0; i < C / 8 / LOADERS; ++i) copy_async_16(at + 16 * LOADERS * i, of_ckv + 8 * LOADERS * i, true);
-    if (C / 8 % LOADERS != 0 && part < C / 8 % LOADERS)
-      copy_async_16(at + 16 * (C / 8 / LOADERS * LOADERS), of_ckv + 8 * (C / 8 / LOADERS * LOADERS), true);
-#pragma unroll
-    for (int i = 0; i < R / 8 / LOADERS; ++i)
-      copy_async_16(at + 2 * C + 16 * LOADERS * i, of_kpe + 8 * LOADERS * i, true);
-    if (R / 8 % LOADERS != 0 && part < R / 8 % LOADERS)
-      copy_async_16(at + 2 * C + 16 * (R / 8 / LOADERS * LOADERS), of_kpe + 8 * (R / 8 / LOADERS * LOADERS), true);
-    return true;
+    for (int i = 0; i < UNITS; i += LOADERS)
+      if (i + LOADERS <= UNITS || i + part < UNITS)
+        copy_async_16(at + 16 * i, (i + part < C / 8 ? of_ckv : of_kpe) + 8 * i, true);
+    if ((tile + 2) * KEYS <= plan.plain_keys)
+      page_ahead = plan.entries[(position + KEYS) >> plan.page_shift];
+    else
+      fetch_page(tile + 1, thread);
   }
 
-  // Key tile `tile` into a stage, one group of copies; keys that no row sees become zeros.
+  // Any tile; keys that no row sees become zeros.
+  __device__ __forceinline__ void load_any_keys(int tile, int stage, unsigned thread) {
+    const KeyRange& range = piece.request.range;
+    const int key = thread / LOADERS, part = thread % LOADERS, index = tile * KEYS + key;
+    const int position = piece.plan.first + index;
+    const bool is_read = index < range.count && is_visible(seen(), position - range.context_len);
+    const T* of_ckv = piece.plan.ckv;
+    const T* of_kpe = piece.plan.kpe;
+    if (is_read) {
+      const long long page = min(max(page_ahead, 0), piece.plan.last_page);
+      const int slot = position - entry_of(position) * piece.request.table.page_size;
+      of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
+      of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
+    }
+    T* to = place_of(stage, key, part);
+    for (int i = 0; i + part < UNITS; i += LOADERS) {
+      const int unit = i + part;
+      copy_unit(to + 8 * i, unit < C / 8 ? of_ckv + 8 * unit : of_kpe + (8 * unit - C), is_read);
+    }
+    fetch_page(tile + 1, thread);
+  }
+
+  // Key tile `tile` into a stage, one group of copies.
   __device__ __forceinline__ void load_keys(int tile, int stage) {
-    if (tile < piece.last_tile) {
-      const unsigned thread = value_thread();
-      if (!load_plain_keys(tile, stage, thread)) {
-        const int index = tile * KEYS + thread / LOADERS;
-        const bool is_read = is_seen(index);
-        const T* of_ckv = piece.ckv;
-        const T* of_kpe = piece.kpe;
-        if (is_read) {
-          const int position = piece.first + index;
-          const long long page = min(max(page_ahead, 0), piece.last_page);
-          const int slot = position - entry_of(position) * piece.request.table.page_size;
-          of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
-          of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
-        }
-        T* to = keys(stage) + thread / LOADERS * PITCH;
-        for (int unit = thread % LOADERS; unit < UNITS; unit += LOADERS)
-          copy_unit(to + 8 * unit, unit < C / 8 ? of_ckv + 8 * unit : of_kpe + (8 * unit - C), is_read);
-      }
-      fetch_page(tile + 1, thread);
+    const LoadPlan<T> plan = piece.plan;
+    const unsigned thread = value_thread();
+    if (tile < plan.last_tile) {
+      if ((tile + 1) * KEYS <= plan.plain_keys)
+        load_plain_keys(plan, tile, stage, thread);
+      else
+        load_any_keys(tile, stage, thread);
     }
     copy_async_commit();
   }

@@ -44,12 +44,12 @@ __global__ void __launch_bounds__(THREADS, 1)
                       const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
                       const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse,
                       float* __restrict__ partial_out, float* __restrict__ partial_score, float* __restrict__ carry,
-                      int B, int N, int H, int num_pages, int page_size, int max_pages, int max_context,
+                      int4* __restrict__ cuts, int B, int N, int H, int num_pages, int page_size, int max_pages, int max_context,
                       long long q_nope_request_stride, long long q_nope_node_stride, long long q_nope_head_stride,
                       long long q_pe_request_stride, long long q_pe_node_stride, long long q_pe_head_stride,
                       long long ckv_page_stride, long long ckv_slot_stride, long long kpe_page_stride,
                       long long kpe_slot_stride, float sm_scale, int keys, int tiles_per_slice, int aligned) {
-  extern __shared__ uint4 shared[];
+  extern __shared__ __align__(128) uint4 shared[];  // lines, for the XOR of v3_layout.cuh
   __shared__ Piece<T> piece;
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
                          page_size,  max_pages,    max_context, keys, KEYS, tiles_per_slice};
@@ -60,6 +60,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
       piece.unit = whole_units ? blockIdx.x : line.start(blockIdx.x);
       piece.stop = whole_units ? line.units : line.start(blockIdx.x + 1);
+      piece.units = line.units;
       piece.step = line.pieces;
     }
   }
@@ -71,46 +72,51 @@ __global__ void __launch_bounds__(THREADS, 1)
     const Place place = find_unit(tables, unit);
     if (threadIdx.x == 0) {
       const Request request = request_of(tables, place.request);
+      const long long local = unit - place.first;
+      const int first_unit = (int)(local % request.units);
+      const int per_unit = whole_units ? tiles_per_slice : 1;
+      const int num_units = whole_units ? 1 : (int)min(piece.stop - unit, (long long)request.units - first_unit);
+      const int row_tile = (int)(local / request.units);
       piece.request = request;
-      piece.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
+
+      LoadPlan<T>& plan = piece.plan;
+      plan.ckv = ckv;
+      plan.kpe = kpe;
+      plan.entries = request.table.entries;
+      plan.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
       const long long sizes = max(max(ckv_page_stride, ckv_slot_stride), max(kpe_page_stride, kpe_slot_stride));
       const bool one_buffer = ckv_page_stride == kpe_page_stride && ckv_slot_stride == kpe_slot_stride;
-      piece.plain_keys = 0;
-      if (aligned && one_buffer && piece.page_shift >= 0 && sizes * page_size < 1ll << 31)
-        piece.plain_keys = min(request.range.context_len - request.range.first, request.range.count);
+      plan.plain_keys = 0;
+      if (aligned && one_buffer && plan.page_shift >= 0 && sizes * page_size < 1ll << 31)
+        plan.plain_keys = min(request.range.context_len - request.range.first, request.range.count);
+      plan.first = request.range.first;
+      plan.last_page = num_pages - 1;
+      plan.page_stride = (int)ckv_page_stride;
+      plan.slot_stride = (int)ckv_slot_stride;
+      plan.first_tile = first_unit * per_unit;
+      plan.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
+
       piece.bits = visibility_bits + (long long)place.request * N * ((N + 31) / 32);
-      piece.ckv = ckv;
-      piece.kpe = kpe;
       piece.ckv_page = ckv_page_stride;
       piece.ckv_slot = ckv_slot_stride;
       piece.kpe_page = kpe_page_stride;
       piece.kpe_slot = kpe_slot_stride;
       piece.H = H;
       piece.W = (N + 31) / 32;
-      const long long local = unit - place.first;
-      const int first_unit = (int)(local % request.units);
-      const int per_unit = whole_units ? tiles_per_slice : 1;
-      const int num_units = whole_units ? 1 : (int)min(piece.stop - unit, (long long)request.units - first_unit);
-      piece.first_row = (int)(local / request.units) * TILE_ROWS;
-      piece.entries = request.table.entries;
-      piece.first = request.range.first;
-      piece.last_page = num_pages - 1;
-      piece.page_stride = (int)ckv_page_stride;
-      piece.slot_stride = (int)ckv_slot_stride;
-      piece.first_tile = first_unit * per_unit;
-      piece.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
+      piece.first_row = row_tile * TILE_ROWS;
+      piece.aligned = aligned != 0;
       piece.scale = sm_scale * LOG2_E;
       piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * C;
-      piece.aligned = aligned != 0;
       piece.num_units = num_units;
       piece.is_whole = num_units == request.units;
       const long long first_row = (long long)place.request * N * H + piece.first_row;
       const long long slot = whole_units ? unit : slot_of(blockIdx.x, first_unit == 0);
       piece.result = piece.is_whole ? first_row : slot * TILE_ROWS;
+      piece.cut = first_unit == 0 ? cuts + (long long)place.request * row_tiles_of(N, H) + row_tile : nullptr;
     }
     __syncthreads();
     char* const space = reinterpret_cast<char*>(shared);
-    if (threadIdx.x >= FIRST_VALUE_THREAD) {
+    if (threadIdx.x < VALUE_THREADS) {
       ValueWarp<T, C, R, KEYS, STAGES> values(space, piece);
       values.attend(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
                     q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
@@ -125,6 +131,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         scores.write_scores(lse + piece.result, piece.request.rows - piece.first_row, LN_2);
       else
         scores.write_scores(partial_score + piece.result, TILE_ROWS, 1.0f);
+      if (piece.cut != nullptr && threadIdx.x == FIRST_SCORE_THREAD)
+        *piece.cut = cut_of({piece.units, piece.step}, piece.unit, piece.request.units, whole_units);
     }
     __syncthreads();
     if (threadIdx.x == 0) piece.unit += whole_units ? piece.step : piece.num_units;
@@ -133,77 +141,47 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 constexpr int MERGED_ROWS = 4;  // of a block of the merge kernel
 
-// Which pieces one row tile was cut into: slots first + step * i, i < pieces, but for the first of a cut tile.
-struct Pieces {
-  int rows;        // that the request has
-  int pieces;      // 0: no keys at all, 1: whole and written already
-  bool is_sliced;  // into slots that follow each other
-  long long first;
-};
-
-__device__ __forceinline__ Pieces find_pieces(const Tables& t, int b, int row_tile, int blocks) {
-  const int lane = threadIdx.x % WARP_SIZE;
-  const Request request = request_of(t, b);
-  long long before = 0;
-  for (int other = lane; other < b; other += WARP_SIZE) {
-    const Request r = request_of(t, other);
-    before += (long long)r.row_tiles * r.units;
-  }
-  for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(FULL_WARP, before, step);
-  const long long first_unit = before + (long long)row_tile * request.units;
-  if (t.tiles_per_slice > 0 || row_tile >= request.row_tiles || request.units == 0)
-    return {request.rows, request.units, true, first_unit};
-  const Line line = line_of(t, blocks);
-  const int first_block = line.piece_of(first_unit);
-  const int pieces = line.piece_of(first_unit + request.units - 1) - first_block + 1;
-  return {request.rows, pieces, false, first_block};
-}
-
 // Combines the pieces of each row in the order of their keys; rows of padding nodes and without keys get 0 and -inf.
 template <class T, int C>
 __global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128))
     tree_attention_v3_merge(const int* __restrict__ page_table, const int* __restrict__ context_lens,
                             const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
-                            const float* __restrict__ partial_score, T* __restrict__ out, float* __restrict__ lse,
-                            int B, int N, int H, int num_pages, int page_size, int max_pages, int max_context,
-                            int keys, int keys_per_tile, int tiles_per_slice, int blocks) {
-  constexpr int CHUNKS = (C + 127) / 128;                            // of 128 columns
-  const int b = blockIdx.y;                                          // 0..B-1
-  const int warp = threadIdx.x / WARP_SIZE;                          // 0..MERGED_ROWS*CHUNKS-1
-  const int lane = threadIdx.x % WARP_SIZE;                          // 0..31
-  const int row = blockIdx.x * MERGED_ROWS + warp / CHUNKS;          // 0..N*H-1
-  const int c = warp % CHUNKS * 128 + 4 * lane;                      // 0..C-1
+                            const float* __restrict__ partial_score, const int4* __restrict__ cuts,
+                            T* __restrict__ out, float* __restrict__ lse, int B, int N, int H, int num_pages,
+                            int page_size, int max_pages, int max_context, int keys) {
+  constexpr int CHUNKS = (C + 127) / 128;                    // of 128 columns
+  const int b = blockIdx.y;                                  // 0..B-1
+  const int warp = threadIdx.x / WARP_SIZE;                  // 0..MERGED_ROWS*CHUNKS-1
+  const int lane = threadIdx.x % WARP_SIZE;                  // 0..31
+  const int row = blockIdx.x * MERGED_ROWS + warp / CHUNKS;  // 0..N*H-1
+  const int c = warp % CHUNKS * 128 + 4 * lane;              // 0..C-1
   const bool has_columns = C % 128 == 0 || c < C;
-  __shared__ Pieces found;
-  if (warp == 0) {
-    const Tables tables = {page_table, context_lens, num_nodes,   B,    N,             H,              num_pages,
-                           page_size,  max_pages,    max_context, keys, keys_per_tile, tiles_per_slice};
-    const Pieces pieces = find_pieces(tables, b, row / TILE_ROWS, blocks);
-    if (lane == 0) found = pieces;
-  }
-  __syncthreads();
   if (row >= N * H) return;
-  const Pieces of = found;
+  const int4 cut = cuts[(long long)b * row_tiles_of(N, H) + row / TILE_ROWS];  // garbage where nothing was cut
+  const Tables tables = {page_table, context_lens, num_nodes,   B,    N, H, num_pages,
+                         page_size,  max_pages,    max_context, keys, 1, 0};
+  const Request request = request_of(tables, b);
   const long long final_row = (long long)b * N * H + row;
   uint2* to = reinterpret_cast<uint2*>(out + final_row * C + c);
-  if (row >= of.rows || of.pieces == 0) {
+  if (row >= request.rows || request.range.count == 0) {
     if (has_columns) *to = make_uint2(pack2<T>(0.0f, 0.0f), pack2<T>(0.0f, 0.0f));
     if (c == 0) lse[final_row] = NEGATIVE_INFINITY;
     return;
   }
-  if (of.pieces == 1) return;
+  const int pieces = cut.x;
+  if (pieces == 1) return;  // whole, so written already
 
-  const auto partial_row = [&](int piece) {
-    const long long slot = of.is_sliced ? of.first + piece : slot_of((int)of.first + piece, piece == 0);
+  const auto partial_row = [&](int i) {
+    const long long slot = i == 0 ? cut.y : cut.z + (long long)cut.w * (i - 1);
     return slot * TILE_ROWS + row % TILE_ROWS;
   };
   float largest = NEGATIVE_INFINITY;
-  for (int i = lane; i < of.pieces; i += WARP_SIZE) largest = fmaxf(largest, partial_score[partial_row(i)]);
+  for (int i = lane; i < pieces; i += WARP_SIZE) largest = fmaxf(largest, partial_score[partial_row(i)]);
   for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, step));
   float4 sum = {};
   float total = 0.0f;
 #pragma unroll 4
-  for (int i = 0; i < of.pieces; ++i) {
+  for (int i = 0; i < pieces; ++i) {
     const float weight = state_weight(partial_score[partial_row(i)], largest);
     total += weight;
     if (!has_columns) continue;

@@ -109,3 +109,13 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
 // Scratch slot of a piece of a row tile. A block has at most two pieces that are not whole: its first (it starts
 // inside a row tile) and its last (it starts a row tile and does not finish it).
 __device__ __forceinline__ long long slot_of(int block, bool starts_tile) { return 2ll * block + starts_tile; }
+
+__device__ __forceinline__ int row_tiles_of(int N, int H) { return (int)(((long long)N * H + TILE_ROWS - 1) / TILE_ROWS); }
+
+// How a row tile of `units` is cut, for the merge kernel: its pieces, the slot of the first, of the second, and the
+// step from there on. `unit` is its first one, in this block.
+__device__ __forceinline__ int4 cut_of(const Line& line, long long unit, int units, bool is_sliced) {
+  if (is_sliced) return make_int4(units, (int)unit, (int)unit + 1, 1);
+  const int pieces = line.piece_of(unit + units - 1) - blockIdx.x + 1;
+  return make_int4(pieces, (int)slot_of(blockIdx.x, true), (int)slot_of(blockIdx.x + 1, false), 2);
+}

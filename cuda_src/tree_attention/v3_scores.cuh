@@ -12,7 +12,8 @@ template <class T, int C, int R, int KEYS, int STAGES>
 struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
   using Layout = TileLayout<T, C, R, KEYS, STAGES>;
   using Layout::piece, Layout::keys, Layout::is_held, Layout::held_before;
-  static constexpr int STEPS = Layout::STEPS, HELD = Layout::HELD, PITCH = Layout::PITCH, BLOCKS = Layout::BLOCKS;
+  static constexpr int STEPS = Layout::STEPS, HELD = Layout::HELD, PITCH = Layout::PITCH, LINES = Layout::LINES;
+  static constexpr int BLOCKS = Layout::BLOCKS;
 
   unsigned query[2][HELD][4];  // A fragments: [16 rows, the warp's own first][k-step]
   float largest[2], total[2];  // of the lane's two rows; total is the lane's own share
@@ -56,21 +57,23 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
   // Scores of 32 rows over half of the dimensions and all keys of the tile: C fragments [16 rows][8 keys]. Fragments
   // are loaded AHEAD k-steps before their products.
   __device__ __forceinline__ void multiply(int stage, float (&c)[2][2 * BLOCKS][4]) const {
-    constexpr int AHEAD = STEPS > 3 ? 2 : 1, RING = AHEAD + 1;
-    const SharedAddress key = shared_address(keys(stage) + (lane() / 16 * 8 + lane() % 8) * PITCH +
-                                             16 * half() * STEPS + lane() / 8 % 2 * 8);
+    constexpr int AHEAD = 2, RING = AHEAD + 1;
+    const int row = lane() / 16 * 8 + lane() % 8;  // of 16 keys; the XOR of v3_layout.cuh with row % 8
+    const SharedAddress even =
+        shared_address(keys(stage) + row * PITCH + ((4 * half() + lane() / 8 % 2) ^ (row % 8)) * 8);
+    const SharedAddress odd =
+        shared_address(keys(stage) + row * PITCH + ((4 * half() + lane() / 8 % 2) ^ (row % 8) ^ 2) * 8);
     const SharedAddress stay = fragment_address(Layout::queries(), Layout::QUERY_PITCH, half() * (STEPS - HELD), 0);
     const int to_other = 32 * Layout::QUERY_PITCH * (half() == 0 ? 1 : -1);  // bytes to the partner's rows
     unsigned a[RING][2][4], b[RING][BLOCKS][4];
 #pragma unroll
     for (int ahead = 0; ahead < STEPS + AHEAD; ++ahead) {
       if (ahead < STEPS) {
-        // past the last dimension the query is zero, so any other dimension will do
-        constexpr bool EVEN = 2 * STEPS * 16 == C + R;
-        const int k = EVEN ? ahead : min(ahead, (C + R) / 16 - 1 - half() * STEPS);
+        // past the last dimension the query is zero, so those of the first line will do
+        const int line = 64 * LINES == C + R || Layout::k_step(half(), ahead) < (C + R) / 16 ? ahead / 2 : 0;
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block)
-          load_matrices(b[ahead % RING][block], key + 2 * (16 * block * PITCH + 16 * k));
+          load_matrices(b[ahead % RING][block], (ahead % 2 ? odd : even) + 2 * (16 * block * PITCH + 64 * line));
 #pragma unroll
         for (int m = 0; m < 2; ++m)
           if (!is_held(ahead))
@@ -202,10 +205,10 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
     }
     // the context is seen by all; past it, and past the end, each pair counts
     const int unmasked = min(piece.request.range.context_len - piece.request.range.first, piece.request.range.count);
-    const int last_tile = piece.last_tile, first_masked = unmasked / KEYS;
+    const int last_tile = piece.plan.last_tile, first_masked = unmasked / KEYS;
     const float scale = piece.scale;
     int stage = 0;
-    for (int tile = piece.first_tile; tile < last_tile; ++tile) {
+    for (int tile = piece.plan.first_tile; tile < last_tile; ++tile) {
       named_barrier(KEYS_LOADED + tile % 2, THREADS);
       float c[2][2 * BLOCKS][4] = {};
       multiply(stage, c);
@@ -215,7 +218,6 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
       if (Layout::folds(tile)) fold();
       named_arrive(WEIGHTS + tile % 2, THREADS);
     }
-    fold();
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       float& sum = folded_total[upper];

@@ -2,8 +2,7 @@
 //
 // Letters    as v3_layout.cuh; a lane's accumulators hold rows r = lane / 4 and r + 8 of each 16, columns 2p, 2p + 1
 // Schedule   per key tile: own copies of the next tile are there, arrive at KEYS_LOADED; wait for WEIGHTS; load a
-//            tile into the stage of the tile before; add the tile's products.
-// Source     own
+XX// Source     own
 #pragma once
 
 #include "tree_attention/v3_loads.cuh"
@@ -49,8 +48,8 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) rescale(Layout::factors(tile));
     const unsigned thread = value_thread(), lane = thread % 32;
     const uint4* weights = Layout::weights(tile) + first_fragment(thread) * BLOCKS * 32 + lane;
-    const SharedAddress row =
-        shared_address(keys(stage) + lane % 16 * PITCH + first_column(thread) + lane / 16 * 8);
+    const unsigned unit = (first_column(thread) / 8 + lane / 16) ^ (lane % 8);  // XOR as in v3_layout.cuh
+    const SharedAddress row = shared_address(keys(stage) + lane % 16 * PITCH + unit * 8);
     constexpr int STEPS_OF_BLOCK = COLS / 16;
     unsigned a[M][4], b[2][4];  // keys one step ahead of their products
     load_matrices_transposed(b[0], row);
@@ -69,7 +68,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
         }
       }
       if (next_block < BLOCKS)
-        load_matrices_transposed(b[(step + 1) % 2], row + 2 * 16 * next_block * PITCH + 32 * next_columns);
+        load_matrices_transposed(b[(step + 1) % 2], flip_address(row, 32 * next_columns) + 2 * 16 * next_block * PITCH);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
         multiply_add<T>(value[m][2 * columns], a[m], b[step % 2][0], b[step % 2][1]);
@@ -78,9 +77,9 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     }
   }
 
-  // Adds `value` into the block's carry (or starts it), so that no accumulator takes more than FOLD_KEYS keys; with
-  // is_end the other way round, the carry into `value`. Each thread has its own entries.
-  __device__ __forceinline__ void fold(bool starts, bool is_end) {
+  // Adds `value` into the block's carry (or starts it), so that no accumulator takes more than FOLD_KEYS keys. Each
+  // thread has its own entries.
+  __device__ __forceinline__ void fold(bool starts) {
     const unsigned thread = value_thread();
     float* mine = piece.carry + thread;
 #pragma unroll
@@ -93,11 +92,20 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
 #pragma unroll
           for (int i = 2 * upper; i < 2 * upper + 2; ++i) {
             float* at = mine + ((m * (COLS / 8) + n) * 4 + i) * VALUE_THREADS;
-            const float sum = starts ? value[m][n][i] : fmaf(*at, shrink, value[m][n][i]);
-            if (!is_end) *at = sum;
-            value[m][n][i] = is_end ? sum : 0.0f;
+            *at = starts ? value[m][n][i] : fmaf(*at, shrink, value[m][n][i]);
+            value[m][n][i] = 0.0f;
           }
       }
+  }
+
+  __device__ __forceinline__ void take_carry() {
+    const float* mine = piece.carry + value_thread();
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < COLS / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) value[m][n][i] = mine[((m * (COLS / 8) + n) * 4 + i) * VALUE_THREADS];
   }
 
   // After the queries EARLIER groups of copies were made.
@@ -112,7 +120,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
   __device__ __forceinline__ void attend(const T* nope, long long nope_node, long long nope_head, const T* pe,
                                          long long pe_node, long long pe_head) {
     constexpr int EARLY = Layout::EARLY < STAGES - 1 ? Layout::EARLY : STAGES - 1;
-    const int first = piece.first_tile;
+    const int first = piece.plan.first_tile;
     Loads::load_queries(nope, nope_node, nope_head, pe, pe_node, pe_head);
     Loads::fetch_page(first, value_thread());
     named_barrier(SEEN, THREADS);
@@ -133,44 +141,54 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
 
     int stage = 0;
 #pragma unroll 1
-    for (int tile = first; tile < piece.last_tile; ++tile) {
+    for (int tile = first; tile < piece.plan.last_tile; ++tile) {
       copy_async_wait<STAGES - 3>();
-      if (tile + 1 < piece.last_tile) named_arrive(KEYS_LOADED + (tile + 1) % 2, THREADS);
+      if (tile + 1 < piece.plan.last_tile) named_arrive(KEYS_LOADED + (tile + 1) % 2, THREADS);
       named_barrier(WEIGHTS + tile % 2, THREADS);
-      load_keys(tile + STAGES - 1, Layout::stage_before(stage));
       weigh(tile, stage);
+      load_keys(tile + STAGES - 1, Layout::stage_before(stage));
       stage = Layout::next_stage(stage);
-      if (Layout::folds(tile)) fold(tile + 1 - piece.first_tile == Layout::FOLD_TILES, false);
+      if (Layout::folds(tile) && Layout::is_long()) fold(tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES);
     }
     named_barrier(END, THREADS);
-    if (Layout::has_folded()) fold(false, true);
+    if (Layout::is_long()) take_carry();
     rescale(Layout::inverse_totals());
   }
 
-  __device__ __forceinline__ void write_result(T* out) const {
-    const unsigned thread = value_thread();
+  // Hands `write` all results, four columns of a row at a time, through shared memory: whole lines for each row.
+  template <class Write>
+  __device__ __forceinline__ void write_rows(Write write) const {
+    constexpr int PITCH_OUT = COLS + 8, LANES = COLS / 4;  // of a row
+    const unsigned thread = value_thread(), lane = thread % 32;
+    float* results = reinterpret_cast<float*>(this->shared) + thread / 32 * 16 * PITCH_OUT;
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < M; ++m) {
 #pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        if (piece.first_row + row_of(thread, m, upper) >= piece.request.rows) continue;
-        T* to = out + (long long)row_of(thread, m, upper) * C + first_column(thread) + 2 * (thread % 4);
+      for (int upper = 0; upper < 2; ++upper)
 #pragma unroll
         for (int n = 0; n < COLS / 8; ++n)
-          *reinterpret_cast<unsigned*>(to + 8 * n) = pack2<T>(value[m][n][2 * upper], value[m][n][2 * upper + 1]);
-      }
+          *reinterpret_cast<float2*>(results + (lane / 4 + 8 * upper) * PITCH_OUT + 8 * n + 2 * (lane % 4)) =
+              make_float2(value[m][n][2 * upper], value[m][n][2 * upper + 1]);
+      __syncwarp();
+#pragma unroll
+      for (int row = lane / LANES; row < 16; row += 32 / LANES)
+        write(16 * (first_fragment(thread) + m) + row, first_column(thread) + 4 * (lane % LANES),
+              *reinterpret_cast<const float4*>(results + row * PITCH_OUT + 4 * (lane % LANES)));
+      __syncwarp();
+    }
+  }
+
+  __device__ __forceinline__ void write_result(T* out) const {
+    const int rows = piece.request.rows - piece.first_row;
+    write_rows([=](int row, int column, const float4& v) {
+      const uint2 packed = make_uint2(pack2<T>(v.x, v.y), pack2<T>(v.z, v.w));
+      if (row < rows) *reinterpret_cast<uint2*>(out + (long long)row * C + column) = packed;
+    });
   }
 
   __device__ __forceinline__ void write_partial(float* out) const {
-    const unsigned thread = value_thread();
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        float* to = out + row_of(thread, m, upper) * C + first_column(thread) + 2 * (thread % 4);
-#pragma unroll
-        for (int n = 0; n < COLS / 8; ++n)
-          *reinterpret_cast<float2*>(to + 8 * n) = make_float2(value[m][n][2 * upper], value[m][n][2 * upper + 1]);
-      }
+    write_rows([=](int row, int column, const float4& v) {
+      *reinterpret_cast<float4*>(out + row * C + column) = v;
+    });
   }
 };

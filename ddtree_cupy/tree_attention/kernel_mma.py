@@ -37,11 +37,11 @@ class Config:
 
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
-        steps = (width // 16 + 1) // 2
-        held = steps * 5 // 9
-        passing = TILE_ROWS * (32 * held + 8) * 2
-        tiles = max(self.stages * self.keys * (width + 8) * 2, passing)
-        queries = TILE_ROWS * (32 * (steps - held) + 8) * 2
+        lines = -(-width // 64)
+        held = 2 * lines * 5 // 9
+        passing, results = TILE_ROWS * (32 * held + 8) * 2, 8 * 16 * (64 + 8) * 4
+        tiles = max(self.stages * self.keys * lines * 128, passing, results)
+        queries = TILE_ROWS * (32 * (2 * lines - held) + 8) * 2
         exchange, weights = self.keys // 8 * 4 * 32 * 16, 2 * 4 * self.keys // 16 * 32 * 16
         return tiles + queries + exchange + weights + 4 * (4 * TILE_ROWS + 2 * 4 + words)
 
@@ -65,6 +65,7 @@ def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config
             *attention_inputs(dtype),
             *results(dtype),
             *(Arg.output(name, "float32") for name in ("partial_out", "partial_score", "carry")),
+            Arg.output("cuts", "int32"),
             *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context"),
             *QUERY_STRIDES,
             *CACHE_STRIDES,
@@ -92,9 +93,9 @@ def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
         args=(
             *(Arg.input(name, "int32") for name in ("page_table", "context_lens", "num_nodes")),
             *(Arg.input(name, "float32") for name in ("partial_out", "partial_score")),
+            Arg.input("cuts", "int32"),
             *results(dtype),
-            *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context"),
-            *ints("keys", "keys_per_tile", "tiles_per_slice", "blocks"),
+            *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context", "keys"),
         ),
         max_threads=_merge_threads(head_dim_ckv),
         max_registers=64,
@@ -143,6 +144,7 @@ def scratch_sizes(call: Call) -> Sizes:
     return {
         "partial_out": ((slots, TILE_ROWS, head_dim_ckv), np.float32),
         "partial_score": ((slots, TILE_ROWS), np.float32),
+        "cuts": ((batch, -(-capacity * num_heads // TILE_ROWS), 4), np.int32),
         "carry": ((carries, TILE_ROWS, head_dim_ckv), np.float32),
     }
 
@@ -153,6 +155,7 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
     config = choose_config(call)
     assert config is not None, "refusal() was asked first"
     partials = scratch["partial_out"], scratch["partial_score"]
+    cuts = scratch["cuts"]
     blocks = multiprocessors(call.backend)
     per_slice = 0 if call.split_keys is None else call.split_keys // config.keys
     sizes = (batch, capacity, num_heads, *call.page_sizes)
@@ -161,7 +164,7 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
         (blocks if batch * capacity * num_heads else 0,),
         (THREADS,),
         (
-            *(*call.inputs, *out, *partials, scratch["carry"], *sizes, *call.strides),
+            *(*call.inputs, *out, *partials, scratch["carry"], cuts, *sizes, *call.strides),
             *(call.sm_scale, keys, per_slice, int(call.cache_is_aligned() and call.queries_are_aligned())),
         ),
         shared_mem=config.shared_bytes(sum(call.head_sizes), words_per_row(capacity)),
@@ -170,6 +173,6 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
     get_kernel(merge_spec(call.dtype, head_dim_ckv), call.backend)(
         (-(-capacity * num_heads // MERGED_ROWS), batch),
         (_merge_threads(head_dim_ckv),),
-        (*call.tables, *partials, *out, *sizes, keys, config.keys, per_slice, blocks),
+        (*call.tables, *partials, cuts, *out, *sizes, keys),
         checked=checked,
     )
