@@ -13,14 +13,19 @@
 //            results   float[8][16][COLS + 8]          of a value warp, on their way to global memory
 //            queries   T[64][2][STEPS - HELD][16]      queries that stay, rows as those of `held`
 //            exchange  float4[4][KEYS / 8][32]         scores of a half, for the other warp of the pair
-//            weights   uint4[2][4][KEYS / 16][32]      A fragments: [tile % 2][16 rows][16 keys][lane]
-//            factors   float[2][64]                    [tile % 2][row]: what the values shrink by
+//            weights   uint4[BUFFERS][4][KEYS/16][32]  A fragments: [tile % BUFFERS][16 rows][16 keys][lane]
+//            factors   float[BUFFERS][64]              [tile % BUFFERS][row]: what the values shrink by
 //            row_values float[2][64]                   shrinkage of folded sums; 1 / sum of weights
-//            rescales  unsigned[2][4]                  [tile % 2][score warp]: whether a factor is not 1
+//            rescales  unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: whether a factor is not 1
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
-// Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END, and in turn for
-//            even and odd tiles KEYS_LOADED and WEIGHTS: who arrives may be one tile ahead of who waits.
-//            PAIR + pair: of two score warps
+// Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END; WEIGHTS for each
+//            tile; KEYS_LOADED in turn for even and odd tiles, as value warps may arrive for two before score warps
+//            wait for one. PAIR + pair: of two score warps
+// Schedule   Tensor cores are the bottleneck, and a score warp leaves them idle in its softmax. So value warps are told
+//            of the weights of a tile only when the score warps have multiplied the next one:
+//              score warps  multiply i + 1 | softmax i + 1 | multiply i + 2 | ...
+//              value warps  load           | values i      | load           | ...
+//            With four stages tile i + 2 is announced before the values of tile i, else after them.
 // Source     own
 #pragma once
 
@@ -35,7 +40,7 @@ constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
 constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int FIRST_SCORE_THREAD = VALUE_THREADS;
 
-constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, KEYS_LOADED = 5, WEIGHTS = 7, PAIR = 9;
+constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, WEIGHTS = 5, KEYS_LOADED = 6, PAIR = 8;
 
 // What every tile's loads need, in few wide reads.
 template <class T>
@@ -75,7 +80,7 @@ struct TileLayout {
   static_assert((C == 64 || C % 128 == 0) && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
   static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
   static constexpr int LINES = (C + R + 63) / 64, STEPS = 2 * LINES;
-  static constexpr int HELD = STEPS * 5 / 9;
+  static constexpr int HELD = STEPS / 2;
   static constexpr int BLOCKS = KEYS / 16;
   static constexpr int PITCH = 64 * LINES, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
   static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
@@ -83,8 +88,10 @@ struct TileLayout {
   static constexpr int KEY_BYTES = most(STAGES * TILE_BYTES, most(HELD_BYTES, RESULT_BYTES));
   static constexpr int EARLY = (KEY_BYTES - HELD_BYTES) / TILE_BYTES;  // tiles with room beside the held queries
   static constexpr int QUERY_BYTES = TILE_ROWS * QUERY_PITCH * 2;
+  static constexpr bool ANNOUNCES_EARLY = STAGES >= 4;
+  static constexpr int BUFFERS = ANNOUNCES_EARLY ? 3 : 2;  // of weights: score warps may be that many tiles ahead
   static constexpr int EXCHANGE_BYTES = 4 * KEYS / 8 * 32 * 16;
-  static constexpr int WEIGHT_BYTES = 2 * 4 * BLOCKS * 32 * 16;
+  static constexpr int WEIGHT_BYTES = 4 * BLOCKS * 32 * 16;  // of a buffer
   static constexpr int FOLD_TILES = FOLD_KEYS / KEYS;
 
   const Piece<T>& piece;
@@ -98,21 +105,20 @@ struct TileLayout {
   __device__ __forceinline__ T* queries() const { return reinterpret_cast<T*>(shared + KEY_BYTES); }
   __device__ __forceinline__ char* after_queries() const { return shared + KEY_BYTES + QUERY_BYTES; }
   __device__ __forceinline__ float4* exchange() const { return reinterpret_cast<float4*>(after_queries()); }
-  __device__ __forceinline__ uint4* weights(int tile) const {
-    return reinterpret_cast<uint4*>(after_queries() + EXCHANGE_BYTES + tile % 2 * (WEIGHT_BYTES / 2));
+  __device__ __forceinline__ static int buffer(int tile) { return (unsigned)tile % BUFFERS; }
+  __device__ __forceinline__ uint4* weights(int buffer) const {
+    return reinterpret_cast<uint4*>(after_queries() + EXCHANGE_BYTES + buffer * WEIGHT_BYTES);
   }
   __device__ __forceinline__ float* row_numbers() const {
-    return reinterpret_cast<float*>(after_queries() + EXCHANGE_BYTES + WEIGHT_BYTES);
+    return reinterpret_cast<float*>(after_queries() + EXCHANGE_BYTES + BUFFERS * WEIGHT_BYTES);
   }
-  __device__ __forceinline__ float* factors(int tile) const { return row_numbers() + tile % 2 * TILE_ROWS; }
-  __device__ __forceinline__ float* shrinkage() const { return row_numbers() + 2 * TILE_ROWS; }
-  __device__ __forceinline__ float* inverse_totals() const { return row_numbers() + 3 * TILE_ROWS; }
-  __device__ __forceinline__ unsigned* rescales(int tile) const {
-    return reinterpret_cast<unsigned*>(row_numbers() + 4 * TILE_ROWS) + tile % 2 * 4;
+  __device__ __forceinline__ float* factors(int buffer) const { return row_numbers() + buffer * TILE_ROWS; }
+  __device__ __forceinline__ float* shrinkage() const { return row_numbers() + BUFFERS * TILE_ROWS; }
+  __device__ __forceinline__ float* inverse_totals() const { return row_numbers() + (BUFFERS + 1) * TILE_ROWS; }
+  __device__ __forceinline__ unsigned* rescales(int buffer) const {
+    return reinterpret_cast<unsigned*>(row_numbers() + (BUFFERS + 2) * TILE_ROWS) + buffer * 4;
   }
-  __device__ __forceinline__ unsigned* seen() const {
-    return reinterpret_cast<unsigned*>(row_numbers() + 4 * TILE_ROWS) + 8;
-  }
+  __device__ __forceinline__ unsigned* seen() const { return rescales(BUFFERS); }
 
   // Which k-step of all a k-step of a half is.
   __device__ __forceinline__ static constexpr int k_step(int half, int step) {

@@ -2,7 +2,8 @@
 //
 // Letters    as v3_layout.cuh; a lane finishes rows r = lane / 4 and r + 8 of its warp's 16, keys 2p and 2p + 1 of
 //            every 8, p = lane % 4: the C fragments of the scores are the A fragments of the values
-// Schedule   per key tile: wait for KEYS_LOADED, multiply, swap halves within the pair, softmax, arrive at WEIGHTS
+// Schedule   per key tile: wait for KEYS_LOADED, multiply, arrive at WEIGHTS for the tile before, swap halves within
+//            the pair, softmax
 // Source     own
 #pragma once
 
@@ -133,12 +134,17 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
 
   // Softmax of the warp's 16 rows over the tile: weights as A fragments, and what the sums so far must shrink by.
   __device__ __forceinline__ void soften(int tile, bool is_masked, float scale, float (&s)[2 * BLOCKS][4]) {
+    if (scale <= 0.0f) {  // so that the largest product has the largest score
+      const float sign = scale < 0.0f ? -1.0f : 0.0f;
 #pragma unroll
-    for (int n = 0; n < 2 * BLOCKS; ++n)
+      for (int n = 0; n < 2 * BLOCKS; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[n][i] *= scale;
+        for (int i = 0; i < 4; ++i) s[n][i] *= sign;
+      scale = scale < 0.0f ? -scale : 1.0f;
+    }
     if (is_masked) hide(s, tile);
 
+    const int buffer = Layout::buffer(tile);
     float factor[2];
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -146,7 +152,7 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
 #pragma unroll
       for (int n = 0; n < 2 * BLOCKS; ++n) found = fmaxf(found, fmaxf(s[n][2 * upper], s[n][2 * upper + 1]));
       found = fmaxf(found, __shfl_xor_sync(FULL_WARP, found, 1));
-      found = fmaxf(found, __shfl_xor_sync(FULL_WARP, found, 2));
+      found = fmaxf(found, __shfl_xor_sync(FULL_WARP, found, 2)) * scale;
       factor[upper] = 1.0f;
       if (found > largest[upper] + STALE_BY) {
         factor[upper] = exp2f(largest[upper] - softmax_shift(found));
@@ -156,14 +162,14 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
       float sum = 0.0f;
 #pragma unroll
       for (int n = 0; n < 2 * BLOCKS; ++n) {
-        s[n][2 * upper] = fast_exp2(s[n][2 * upper] - shift);
-        s[n][2 * upper + 1] = fast_exp2(s[n][2 * upper + 1] - shift);
+        s[n][2 * upper] = fast_exp2(fmaf(s[n][2 * upper], scale, -shift));
+        s[n][2 * upper + 1] = fast_exp2(fmaf(s[n][2 * upper + 1], scale, -shift));
         sum += s[n][2 * upper] + s[n][2 * upper + 1];
       }
       total[upper] = fmaf(total[upper], factor[upper], sum);
     }
 
-    uint4* to = Layout::weights(tile) + warp() * BLOCKS * 32 + lane();
+    uint4* to = Layout::weights(buffer) + warp() * BLOCKS * 32 + lane();
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
       const float(&low)[4] = s[2 * block];
@@ -172,11 +178,11 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
                                   pack2<T>(high[2], high[3]));
     }
     if (lane() % 4 == 0) {
-      Layout::factors(tile)[own_row()] = factor[0];
-      Layout::factors(tile)[own_row() + 8] = factor[1];
+      Layout::factors(buffer)[own_row()] = factor[0];
+      Layout::factors(buffer)[own_row() + 8] = factor[1];
     }
     const bool rescales = __any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f);
-    if (lane() == 0) Layout::rescales(tile)[warp()] = rescales;
+    if (lane() == 0) Layout::rescales(buffer)[warp()] = rescales;
   }
 
   // Adds `total` into the sums folded so far, and tells the value warps what those shrink by.
@@ -213,11 +219,12 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
       float c[2][2 * BLOCKS][4] = {};
       multiply(stage, c);
       stage = Layout::next_stage(stage);
+      if (tile > piece.plan.first_tile) named_arrive(WEIGHTS, THREADS);
       swap_halves(c);
       soften(tile, tile >= first_masked, scale, c[0]);
       if (Layout::folds(tile)) fold();
-      named_arrive(WEIGHTS + tile % 2, THREADS);
     }
+    named_arrive(WEIGHTS, THREADS);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       float& sum = folded_total[upper];

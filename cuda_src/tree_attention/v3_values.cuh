@@ -1,8 +1,9 @@
 // tree_attention/v3_values.cuh: the value warps of v3_mma.cu: loads, weighted values, results.
 //
 // Letters    as v3_layout.cuh; a lane's accumulators hold rows r = lane / 4 and r + 8 of each 16, columns 2p, 2p + 1
-// Schedule   per key tile: own copies of the next tile are there, arrive at KEYS_LOADED; wait for WEIGHTS; load a
-XX// Source     own
+// Schedule   per key tile: wait for WEIGHTS, announce a later tile whose copies are there, add the tile's products,
+//            load a tile into the stage of the one before
+// Source     own
 #pragma once
 
 #include "tree_attention/v3_loads.cuh"
@@ -44,10 +45,11 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
 
   // Rescales if any row asks for it, then adds the tile's products.
   __device__ __forceinline__ void weigh(int tile, int stage) {
-    const uint4 rescales = *reinterpret_cast<const uint4*>(Layout::rescales(tile));
-    if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) rescale(Layout::factors(tile));
+    const int buffer = Layout::buffer(tile);
+    const uint4 rescales = *reinterpret_cast<const uint4*>(Layout::rescales(buffer));
+    if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) rescale(Layout::factors(buffer));
     const unsigned thread = value_thread(), lane = thread % 32;
-    const uint4* weights = Layout::weights(tile) + first_fragment(thread) * BLOCKS * 32 + lane;
+    const uint4* weights = Layout::weights(buffer) + first_fragment(thread) * BLOCKS * 32 + lane;
     const unsigned unit = (first_column(thread) / 8 + lane / 16) ^ (lane % 8);  // XOR as in v3_layout.cuh
     const SharedAddress row = shared_address(keys(stage) + lane % 16 * PITCH + unit * 8);
     constexpr int STEPS_OF_BLOCK = COLS / 16;
@@ -108,6 +110,11 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
         for (int i = 0; i < 4; ++i) value[m][n][i] = mine[((m * (COLS / 8) + n) * 4 + i) * VALUE_THREADS];
   }
 
+  // Tells the score warps that this thread's copies of a tile are there.
+  __device__ __forceinline__ void announce(int tile) const {
+    if (tile < piece.plan.last_tile) named_arrive(KEYS_LOADED + tile % 2, THREADS);
+  }
+
   // After the queries EARLIER groups of copies were made.
   template <int EARLIER>
   __device__ __forceinline__ static void hand_over_queries() {
@@ -131,7 +138,11 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     }
     if (EARLY == STAGES - 1) hand_over_queries<EARLY>();
     copy_async_wait<STAGES - 2>();
-    named_arrive(KEYS_LOADED + first % 2, THREADS);
+    announce(first);
+    if (Layout::ANNOUNCES_EARLY) {
+      copy_async_wait<STAGES - 3>();
+      announce(first + 1);
+    }
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
@@ -142,9 +153,15 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     int stage = 0;
 #pragma unroll 1
     for (int tile = first; tile < piece.plan.last_tile; ++tile) {
-      copy_async_wait<STAGES - 3>();
-      if (tile + 1 < piece.plan.last_tile) named_arrive(KEYS_LOADED + (tile + 1) % 2, THREADS);
-      named_barrier(WEIGHTS + tile % 2, THREADS);
+      if (Layout::ANNOUNCES_EARLY) {
+        copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();
+        named_barrier(WEIGHTS, THREADS);
+        announce(tile + 2);
+      } else {
+        copy_async_wait<STAGES - 3>();
+        announce(tile + 1);
+        named_barrier(WEIGHTS, THREADS);
+      }
       weigh(tile, stage);
       load_keys(tile + STAGES - 1, Layout::stage_before(stage));
       stage = Layout::next_stage(stage);

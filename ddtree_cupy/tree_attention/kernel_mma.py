@@ -38,12 +38,14 @@ class Config:
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
         lines = -(-width // 64)
-        held = 2 * lines * 5 // 9
+        held = lines
         passing, results = TILE_ROWS * (32 * held + 8) * 2, 8 * 16 * (64 + 8) * 4
         tiles = max(self.stages * self.keys * lines * 128, passing, results)
         queries = TILE_ROWS * (32 * (2 * lines - held) + 8) * 2
-        exchange, weights = self.keys // 8 * 4 * 32 * 16, 2 * 4 * self.keys // 16 * 32 * 16
-        return tiles + queries + exchange + weights + 4 * (4 * TILE_ROWS + 2 * 4 + words)
+        exchange = self.keys // 8 * 4 * 32 * 16
+        buffers = 3 if self.stages >= 4 else 2
+        weights = 4 * self.keys // 16 * 32 * 16
+        return tiles + queries + exchange + buffers * weights + 4 * ((buffers + 2) * TILE_ROWS + buffers * 4 + words)
 
 
 # 227 KiB of shared memory a block; 163 KiB; 99 KiB
