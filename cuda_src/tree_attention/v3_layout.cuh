@@ -16,7 +16,7 @@
 //            weights   uint4[BUFFERS][4][KEYS/16][32]  A fragments: [tile % BUFFERS][16 rows][16 keys][lane]
 //            factors   float[BUFFERS][64]              [tile % BUFFERS][row]: what the values shrink by
 //            row_values float[2][64]                   shrinkage of folded sums; 1 / sum of weights
-//            rescales  unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: whether a factor is not 1
+//            rescales  unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: whether there are factors
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
 // Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END; WEIGHTS for each
 //            tile; KEYS_LOADED in turn for even and odd tiles, as value warps may arrive for two before score warps
@@ -80,7 +80,7 @@ struct TileLayout {
   static_assert((C == 64 || C % 128 == 0) && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
   static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
   static constexpr int LINES = (C + R + 63) / 64, STEPS = 2 * LINES;
-  static constexpr int HELD = STEPS / 2;
+  static constexpr int HELD = KEYS > 16 ? STEPS / 2 : STEPS * 5 / 9;
   static constexpr int BLOCKS = KEYS / 16;
   static constexpr int PITCH = 64 * LINES, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
   static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
@@ -131,9 +131,8 @@ struct TileLayout {
   }
 
   // Sums are folded away after this tile: when enough keys are in them, and at the end.
-  __device__ __forceinline__ bool folds(int tile) const {
-    const int done = tile + 1 - piece.plan.first_tile;
-    return done % FOLD_TILES == 0 || tile + 1 == piece.plan.last_tile;
+  __device__ __forceinline__ static bool folds(int tile, int first_tile, int last_tile) {
+    return (tile + 1 - first_tile) % FOLD_TILES == 0 || tile + 1 == last_tile;
   }
   // Whether that is ever needed before the end.
   __device__ __forceinline__ bool is_long() const {

@@ -132,6 +132,20 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
     }
   }
 
+  // Larger maxima where they grew too much, and what sums over smaller ones must shrink by.
+  __device__ __forceinline__ void raise_largest(int buffer, const float (&found)[2]) {
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      float factor = 1.0f;
+      if (found[upper] > largest[upper] + STALE_BY) {
+        factor = exp2f(largest[upper] - softmax_shift(found[upper]));
+        largest[upper] = found[upper];
+      }
+      total[upper] *= factor;
+      if (lane() % 4 == 0) Layout::factors(buffer)[own_row() + 8 * upper] = factor;
+    }
+  }
+
   // Softmax of the warp's 16 rows over the tile: weights as A fragments, and what the sums so far must shrink by.
   __device__ __forceinline__ void soften(int tile, bool is_masked, float scale, float (&s)[2 * BLOCKS][4]) {
     if (scale <= 0.0f) {  // so that the largest product has the largest score
@@ -145,19 +159,23 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
     if (is_masked) hide(s, tile);
 
     const int buffer = Layout::buffer(tile);
-    float factor[2];
+    float found[2];
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
-      float found = NEGATIVE_INFINITY;
+      found[upper] = NEGATIVE_INFINITY;
 #pragma unroll
-      for (int n = 0; n < 2 * BLOCKS; ++n) found = fmaxf(found, fmaxf(s[n][2 * upper], s[n][2 * upper + 1]));
-      found = fmaxf(found, __shfl_xor_sync(FULL_WARP, found, 1));
-      found = fmaxf(found, __shfl_xor_sync(FULL_WARP, found, 2)) * scale;
-      factor[upper] = 1.0f;
-      if (found > largest[upper] + STALE_BY) {
-        factor[upper] = exp2f(largest[upper] - softmax_shift(found));
-        largest[upper] = found;
-      }
+      for (int n = 0; n < 2 * BLOCKS; ++n)
+        found[upper] = fmaxf(found[upper], fmaxf(s[n][2 * upper], s[n][2 * upper + 1]));
+      found[upper] = fmaxf(found[upper], __shfl_xor_sync(FULL_WARP, found[upper], 1));
+      found[upper] = fmaxf(found[upper], __shfl_xor_sync(FULL_WARP, found[upper], 2)) * scale;
+    }
+    const bool rescales =
+        __any_sync(FULL_WARP, found[0] > largest[0] + STALE_BY || found[1] > largest[1] + STALE_BY);
+    if (rescales) raise_largest(buffer, found);
+    if (lane() == 0) Layout::rescales(buffer)[warp()] = rescales;
+
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
       const float shift = softmax_shift(largest[upper]);
       float sum = 0.0f;
 #pragma unroll
@@ -166,9 +184,8 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
         s[n][2 * upper + 1] = fast_exp2(fmaf(s[n][2 * upper + 1], scale, -shift));
         sum += s[n][2 * upper] + s[n][2 * upper + 1];
       }
-      total[upper] = fmaf(total[upper], factor[upper], sum);
+      total[upper] += sum;
     }
-
     uint4* to = Layout::weights(buffer) + warp() * BLOCKS * 32 + lane();
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
@@ -177,12 +194,6 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
       to[32 * block] = make_uint4(pack2<T>(low[0], low[1]), pack2<T>(low[2], low[3]), pack2<T>(high[0], high[1]),
                                   pack2<T>(high[2], high[3]));
     }
-    if (lane() % 4 == 0) {
-      Layout::factors(buffer)[own_row()] = factor[0];
-      Layout::factors(buffer)[own_row() + 8] = factor[1];
-    }
-    const bool rescales = __any_sync(FULL_WARP, factor[0] != 1.0f || factor[1] != 1.0f);
-    if (lane() == 0) Layout::rescales(buffer)[warp()] = rescales;
   }
 
   // Adds `total` into the sums folded so far, and tells the value warps what those shrink by.
@@ -213,16 +224,17 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
     const int unmasked = min(piece.request.range.context_len - piece.request.range.first, piece.request.range.count);
     const int last_tile = piece.plan.last_tile, first_masked = unmasked / KEYS;
     const float scale = piece.scale;
+    const int first_tile = piece.plan.first_tile;
     int stage = 0;
-    for (int tile = piece.plan.first_tile; tile < last_tile; ++tile) {
+    for (int tile = first_tile; tile < last_tile; ++tile) {
       named_barrier(KEYS_LOADED + tile % 2, THREADS);
       float c[2][2 * BLOCKS][4] = {};
       multiply(stage, c);
       stage = Layout::next_stage(stage);
-      if (tile > piece.plan.first_tile) named_arrive(WEIGHTS, THREADS);
+      if (tile > first_tile) named_arrive(WEIGHTS, THREADS);
       swap_halves(c);
       soften(tile, tile >= first_masked, scale, c[0]);
-      if (Layout::folds(tile)) fold();
+      if (Layout::folds(tile, first_tile, last_tile)) fold();
     }
     named_arrive(WEIGHTS, THREADS);
 #pragma unroll

@@ -1,8 +1,8 @@
 // tree_attention/v3_values.cuh: the value warps of v3_mma.cu: loads, weighted values, results.
 //
 // Letters    as v3_layout.cuh; a lane's accumulators hold rows r = lane / 4 and r + 8 of each 16, columns 2p, 2p + 1
-// Schedule   per key tile: wait for WEIGHTS, announce a later tile whose copies are there, add the tile's products,
-//            load a tile into the stage of the one before
+// Schedule   per key tile: wait for WEIGHTS, add the tile's products, meanwhile announce a later tile whose copies are
+//            there, load a tile into the stage of the one before
 // Source     own
 #pragma once
 
@@ -27,27 +27,35 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     return 16 * (first_fragment(thread) + m) + thread % 32 / 4 + 8 * upper;
   }
 
-  // Multiplies each row's accumulators by its number.
-  __device__ __forceinline__ void rescale(const float* of_rows) {
+  // Multiplies the accumulators of 16 rows by their numbers.
+  __device__ __forceinline__ void rescale(int m, const float* of_rows) {
     const unsigned thread = value_thread();
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int upper = 0; upper < 2; ++upper) {
+      const float factor = of_rows[row_of(thread, m, upper)];
 #pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const float factor = of_rows[row_of(thread, m, upper)];
-#pragma unroll
-        for (int n = 0; n < COLS / 8; ++n) {
-          value[m][n][2 * upper] *= factor;
-          value[m][n][2 * upper + 1] *= factor;
-        }
+      for (int n = 0; n < COLS / 8; ++n) {
+        value[m][n][2 * upper] *= factor;
+        value[m][n][2 * upper + 1] *= factor;
       }
+    }
   }
 
-  // Rescales if any row asks for it, then adds the tile's products.
+  // Tells the score warps that this thread's copies of a tile are there.
+  __device__ __forceinline__ void announce(int tile) const {
+    if (tile < piece.plan.last_tile) named_arrive(KEYS_LOADED + tile % 2, THREADS);
+  }
+
+  // Rescales rows that ask for it, then adds the tile's products; halfway, when its copies have had time to arrive,
+  // announces the tile after next.
   __device__ __forceinline__ void weigh(int tile, int stage) {
     const int buffer = Layout::buffer(tile);
     const uint4 rescales = *reinterpret_cast<const uint4*>(Layout::rescales(buffer));
-    if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) rescale(Layout::factors(buffer));
+    if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) {
+#pragma unroll
+      for (int m = 0; m < M; ++m)
+        if (Layout::rescales(buffer)[first_fragment(value_thread()) + m] != 0) rescale(m, Layout::factors(buffer));
+    }
     const unsigned thread = value_thread(), lane = thread % 32;
     const uint4* weights = Layout::weights(buffer) + first_fragment(thread) * BLOCKS * 32 + lane;
     const unsigned unit = (first_column(thread) / 8 + lane / 16) ^ (lane % 8);  // XOR as in v3_layout.cuh
@@ -68,6 +76,10 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
           a[m][2] = both.z;
           a[m][3] = both.w;
         }
+      }
+      if (Layout::ANNOUNCES_EARLY && step == BLOCKS * STEPS_OF_BLOCK / 2) {
+        copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();
+        announce(tile + 2);
       }
       if (next_block < BLOCKS)
         load_matrices_transposed(b[(step + 1) % 2], flip_address(row, 32 * next_columns) + 2 * 16 * next_block * PITCH);
@@ -110,11 +122,6 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
         for (int i = 0; i < 4; ++i) value[m][n][i] = mine[((m * (COLS / 8) + n) * 4 + i) * VALUE_THREADS];
   }
 
-  // Tells the score warps that this thread's copies of a tile are there.
-  __device__ __forceinline__ void announce(int tile) const {
-    if (tile < piece.plan.last_tile) named_arrive(KEYS_LOADED + tile % 2, THREADS);
-  }
-
   // After the queries EARLIER groups of copies were made.
   template <int EARLIER>
   __device__ __forceinline__ static void hand_over_queries() {
@@ -153,23 +160,21 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     int stage = 0;
 #pragma unroll 1
     for (int tile = first; tile < piece.plan.last_tile; ++tile) {
-      if (Layout::ANNOUNCES_EARLY) {
-        copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();
-        named_barrier(WEIGHTS, THREADS);
-        announce(tile + 2);
-      } else {
+      if (!Layout::ANNOUNCES_EARLY) {
         copy_async_wait<STAGES - 3>();
         announce(tile + 1);
-        named_barrier(WEIGHTS, THREADS);
       }
+      named_barrier(WEIGHTS, THREADS);
       weigh(tile, stage);
       load_keys(tile + STAGES - 1, Layout::stage_before(stage));
       stage = Layout::next_stage(stage);
-      if (Layout::folds(tile) && Layout::is_long()) fold(tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES);
+      if (Layout::is_long() && Layout::folds(tile, piece.plan.first_tile, piece.plan.last_tile))
+        fold(tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES);
     }
     named_barrier(END, THREADS);
     if (Layout::is_long()) take_carry();
-    rescale(Layout::inverse_totals());
+#pragma unroll
+    for (int m = 0; m < M; ++m) rescale(m, Layout::inverse_totals());
   }
 
   // Hands `write` all results, four columns of a row at a time, through shared memory: whole lines for each row.
@@ -187,7 +192,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
           *reinterpret_cast<float2*>(results + (lane / 4 + 8 * upper) * PITCH_OUT + 8 * n + 2 * (lane % 4)) =
               make_float2(value[m][n][2 * upper], value[m][n][2 * upper + 1]);
       __syncwarp();
-#pragma unroll
+#pragma unroll 2
       for (int row = lane / LANES; row < 16; row += 32 / LANES)
         write(16 * (first_fragment(thread) + m) + row, first_column(thread) + 4 * (lane % LANES),
               *reinterpret_cast<const float4*>(results + row * PITCH_OUT + 4 * (lane % LANES)));

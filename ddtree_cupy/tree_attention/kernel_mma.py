@@ -38,7 +38,7 @@ class Config:
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
         lines = -(-width // 64)
-        held = lines
+        held = lines if self.keys > 16 else 2 * lines * 5 // 9
         passing, results = TILE_ROWS * (32 * held + 8) * 2, 8 * 16 * (64 + 8) * 4
         tiles = max(self.stages * self.keys * lines * 128, passing, results)
         queries = TILE_ROWS * (32 * (2 * lines - held) + 8) * 2
@@ -48,11 +48,12 @@ class Config:
         return tiles + queries + exchange + buffers * weights + 4 * ((buffers + 2) * TILE_ROWS + buffers * 4 + words)
 
 
-# 227 KiB of shared memory a block; 163 KiB; 99 KiB
+# 227 KiB of shared memory a block; 163 KiB; 99 KiB; 227 KiB, where wider tiles spill registers
 CONFIGS = (
-    Config(32, 4, ("sm_90", "sm_100")),
+    Config(32, 4, ("sm_90",)),
     Config(32, 3, ("sm_80",)),
     Config(16, 3, ("sm_86", "sm_89", "sm_120")),
+    Config(16, 6, ("sm_100",)),
 )
 
 

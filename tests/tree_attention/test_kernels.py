@@ -234,7 +234,7 @@ def test_v3_takes_caches_that_are_not_aligned(kernels):
 
 
 @pytest.mark.emulate
-@pytest.mark.parametrize(("limit", "keys", "stages"), [(227, 32, 4), (163, 32, 3), (99, 16, 3)])
+@pytest.mark.parametrize(("limit", "keys", "stages"), [(227, 32, 4), (163, 32, 3), (99, 16, 3), (227, 16, 6)])
 @pytest.mark.parametrize("head_dims", [(64, 16), (512, 64)])
 def test_v3_matches_oracle_in_every_configuration(monkeypatch, limit, keys, stages, head_dims):
     """The tiles of sm_90, sm_80 and sm_86, by the shared memory that the emulator is said to have."""
