@@ -18,9 +18,9 @@
 //            row_values float[2][64]                   shrinkage of folded sums; 1 / sum of weights
 //            rescales  unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: whether there are factors
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
-// Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END; WEIGHTS for each
-//            tile; KEYS_LOADED in turn for even and odd tiles, as value warps may arrive for two before score warps
-//            wait for one. PAIR + pair: of two score warps
+// Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END, and in turn for
+//            even and odd tiles KEYS_LOADED and WEIGHTS, as who arrives may do so for two tiles before who waits has
+//            passed the first. PAIR + pair: of two score warps
 // Schedule   Tensor cores are the bottleneck, and a score warp leaves them idle in its softmax. So value warps are told
 //            of the weights of a tile only when the score warps have multiplied the next one:
 //              score warps  multiply i + 1 | softmax i + 1 | multiply i + 2 | ...
@@ -40,7 +40,7 @@ constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
 constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int FIRST_SCORE_THREAD = VALUE_THREADS;
 
-constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, WEIGHTS = 5, KEYS_LOADED = 6, PAIR = 8;
+constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, WEIGHTS = 5, KEYS_LOADED = 7, PAIR = 9;
 
 // What every tile's loads need, in few wide reads.
 template <class T>

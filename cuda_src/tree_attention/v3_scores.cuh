@@ -231,12 +231,12 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
       float c[2][2 * BLOCKS][4] = {};
       multiply(stage, c);
       stage = Layout::next_stage(stage);
-      if (tile > first_tile) named_arrive(WEIGHTS, THREADS);
+      if (tile > first_tile) named_arrive(WEIGHTS + (tile - 1) % 2, THREADS);
       swap_halves(c);
       soften(tile, tile >= first_masked, scale, c[0]);
       if (Layout::folds(tile, first_tile, last_tile)) fold();
     }
-    named_arrive(WEIGHTS, THREADS);
+    named_arrive(WEIGHTS + (last_tile - 1) % 2, THREADS);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       float& sum = folded_total[upper];

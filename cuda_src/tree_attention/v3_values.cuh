@@ -164,7 +164,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
         copy_async_wait<STAGES - 3>();
         announce(tile + 1);
       }
-      named_barrier(WEIGHTS, THREADS);
+      named_barrier(WEIGHTS + tile % 2, THREADS);
       weigh(tile, stage);
       load_keys(tile + STAGES - 1, Layout::stage_before(stage));
       stage = Layout::next_stage(stage);

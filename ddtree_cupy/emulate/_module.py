@@ -10,7 +10,7 @@ from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
 from ddtree_cupy.emulate._build import build
 from ddtree_cupy.emulate._native import NativeKernel, NativeModule
 from ddtree_cupy.emulate._state import current_seed
-from ddtree_cupy.emulate._translate import kernel_names, translate
+from ddtree_cupy.emulate._translate import kernel_names, shared_alignment, translate
 from ddtree_cupy.errors import ArgumentError, UnsupportedError
 
 # The most dynamic shared memory any current GPU grants one block (sm_90, sm_100).
@@ -80,6 +80,7 @@ class Module:
         names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
         built = build(translate(code, names, name=self.name), _compiler_options(options))
         self._native = NativeModule(built.library, built.runtime)
+        self._shared_alignment = shared_alignment(code)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -123,7 +124,8 @@ class Function:
         args : sequence
             NumPy arrays (or None, a null pointer) for pointers, NumPy scalars of the exact type for the rest.
         shared_mem : int
-            Bytes of dynamic shared memory; the kernel gets exactly that many.
+            Bytes of dynamic shared memory; the kernel gets exactly that many, aligned as its declaration asks (to 16
+            bytes at least) and no better.
         seed : int, optional
             Schedule, as in `active`; default: that of the enclosing `active` block, else 0.
         strided : bool
@@ -149,6 +151,7 @@ class Function:
             threads,
             shared_mem,
             pointers,
+            shared_alignment=self.module._shared_alignment,
             seed=current_seed() if seed is None else seed,
             strict=self.module.strict,
             flush_subnormals=self.module.flush_subnormals,

@@ -10,6 +10,7 @@ from ddtree_cupy.errors import CompileError
 
 _QUALIFIER = r"(?:__shared__|__align__\s*\([^()]*\)|alignas\s*\([^()]*\)|volatile)"
 _DYNAMIC = re.compile(rf"\bextern\s+((?:{_QUALIFIER}\s+)+)([A-Za-z_][\w:<>,\s]*?)\s*\b([A-Za-z_]\w*)\s*\[\s*\]\s*;")
+_ALIGNMENT = re.compile(r"(?:__align__|alignas)\s*\(\s*(\d+)\s*\)")
 _ANGLE_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>[^\n]*$", re.MULTILINE)
 _EXTERN_C = re.compile(r'\bextern\s*"C"\s+(?=__global__)')
 _KERNEL = re.compile(
@@ -35,6 +36,16 @@ def kernel_names(code: str) -> list[str]:
         if match.group(1) or any(start < match.start() < end for start, end in blocks)
     ]
     return list(dict.fromkeys(names))
+
+
+def shared_alignment(code: str) -> int:
+    """Return the alignment in bytes that the declarations of dynamic shared memory ask for, 16 at least."""
+    wanted = [
+        int(number)
+        for qualifiers, _, _ in _DYNAMIC.findall(blank_comments(code))
+        for number in _ALIGNMENT.findall(qualifiers)
+    ]
+    return max([16, *wanted])
 
 
 def _closing_brace(text: str, position: int) -> int:

@@ -160,16 +160,17 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
     emu_ctx.block_idx = {unsigned(block % l.grid[0]), unsigned(block / l.grid[0] % l.grid[1]),
                          unsigned(block / l.grid[0] / l.grid[1])};
     fill_poison(l.static_begin, l.static_end - l.static_begin);
-    void* dynamic = nullptr;
-    if (l.shared_bytes && posix_memalign(&dynamic, 128, l.shared_bytes)) {
+    void* allocated = nullptr;
+    if (l.shared_bytes && posix_memalign(&allocated, 2 * l.shared_alignment, l.shared_alignment + l.shared_bytes)) {
       snprintf(l.error, l.error_bytes, "no memory for %llu bytes of dynamic shared memory",
                (unsigned long long)l.shared_bytes);
       return 1;
     }
-    if (dynamic) fill_poison(static_cast<char*>(dynamic), l.shared_bytes);
+    char* dynamic = allocated ? static_cast<char*>(allocated) + l.shared_alignment : nullptr;
+    if (dynamic) fill_poison(dynamic, l.shared_bytes);
     emu_ctx.dynamic_shared = dynamic;
     run_block(n, l.block);
-    free(dynamic);
+    free(allocated);
   }
   l.switches = S.switches;
 #if defined(EMU_TSAN)

@@ -33,6 +33,7 @@ EMU_API emu_context emu_ctx;
 struct emu_launch {
   unsigned grid[3], block[3];
   uint64_t shared_bytes;       // dynamic shared memory
+  uint64_t shared_alignment;   // its address is a multiple of this power of two, and of no larger one
   char *static_begin, *static_end;  // the section that holds every `__shared__` object of the module
   uint64_t seed;               // 0: threads and blocks in index order, else a pseudo-random schedule
   unsigned strict;             // 1: report barrier and mask misuse that some GPUs would forgive

@@ -29,6 +29,7 @@ struct BlockBarrier {
 struct NamedBarrier {
   unsigned count = 0, arrived = 0;
   void* deposits[1024] = {};
+  bool has_arrived[1024] = {};  // by thread, since the barrier last completed
 };
 
 struct Scheduler {

@@ -112,7 +112,11 @@ static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where 
   NamedBarrier& barrier = S.named[id];
   if (barrier.arrived && barrier.count != count)
     emu_fail(where, "named barrier %d is used with %u and with %u threads", id, barrier.count, count);
+  if (barrier.has_arrived[S.current->linear])
+    emu_fail(where, "this thread arrives at named barrier %d again before it has completed: %u of %u threads", id,
+             barrier.arrived, count);
   barrier.count = count;
+  barrier.has_arrived[S.current->linear] = true;
   barrier.deposits[S.current->linear] = mine;
   ++barrier.arrived;
   EMU_RELEASE(&barrier);
@@ -122,6 +126,7 @@ static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where 
 static void complete_named(int id, NamedBarrier& barrier) {
   barrier.arrived = 0;
   memset(barrier.deposits, 0, sizeof barrier.deposits);
+  memset(barrier.has_arrived, 0, sizeof barrier.has_arrived);
   EMU_ACQUIRE(&barrier);
   EMU_RELEASE(&barrier);
   for (unsigned i = 0; i < S.num_threads; ++i)
