@@ -24,32 +24,42 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
   __device__ __forceinline__ static unsigned value_thread() { return thread_here(); }
 
   // One unit, zeros unless is_read; asynchronous where rows start at multiples of 16 bytes.
-  __device__ __forceinline__ void copy_unit(T* to, const T* from, bool is_read) const {
-    if (piece.aligned) {
+  __device__ __forceinline__ static void copy_unit(T* to, const T* from, bool is_read, bool aligned) {
+    if (aligned) {
       copy_async_16(shared_address(to), from, is_read);
     } else {
+#pragma unroll 1
       for (int i = 0; i < 8; ++i) to[i] = is_read ? from[i] : from_float<T>(0.0f);
     }
+  }
+
+  // Where in a row of `held` or of `queries` the first unit of a k-step goes, in elements.
+  __device__ __forceinline__ static constexpr int column_of(int half, int step) {
+    return 16 * (is_held(step) ? half * HELD + held_before(step)
+                               : half * (STEPS - HELD) + step - held_before(step));
   }
 
   // The queries of 64 rows, one group of copies: k-steps in registers by way of `held`, the others into `queries`.
   __device__ __forceinline__ void load_queries(const T* nope, long long nope_node, long long nope_head, const T* pe,
                                                long long pe_node, long long pe_head) const {
-    constexpr int PARTS = VALUE_THREADS / TILE_ROWS;
+    static_assert(VALUE_THREADS == 4 * TILE_ROWS, "four threads load a row: two k-steps of a half at a time");
     const unsigned thread = value_thread();
-    const int row = thread / PARTS;
+    const int row = thread / 4, part = thread % 4;
     const bool is_row = piece.first_row + row < piece.request.rows;
     const int node = is_row ? (piece.first_row + row) / piece.H : 0;
     const int head = is_row ? (piece.first_row + row) % piece.H : 0;
-    nope += node * nope_node + head * nope_head;
-    pe += node * pe_node + head * pe_head;
-    for (int unit = thread % PARTS; unit < 4 * STEPS; unit += PARTS) {
-      const int half = unit / 4 % 2, step = unit / 8 * 2 + unit / 2 % 2;
-      const int column = is_held(step) ? half * HELD + held_before(step)
-                                       : half * (STEPS - HELD) + step - held_before(step);
-      T* to = (is_held(step) ? held() + row * Layout::HELD_PITCH : queries() + row * Layout::QUERY_PITCH) +
-              16 * column + 8 * (unit % 2);
-      copy_unit(to, unit < C / 8 ? nope + 8 * unit : pe + (8 * unit - C), is_row && unit < UNITS);
+    nope += node * nope_node + head * nope_head + 8 * part;
+    pe += node * pe_node + head * pe_head + 8 * part;
+    const bool aligned = piece.aligned;
+    T* to_held = held() + row * Layout::HELD_PITCH + part % 2 * 8;
+    T* to_queries = queries() + row * Layout::QUERY_PITCH + part % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) {  // half i % 2 of line i / 2
+      const int step = i / 2 * 2, half = i % 2;
+      T* const even = (is_held(step) ? to_held : to_queries) + column_of(half, step);
+      T* const odd = (is_held(step + 1) ? to_held : to_queries) + column_of(half, step + 1);
+      const T* const from = 4 * i < C / 8 ? nope + 32 * i : pe + (32 * i - C);
+      copy_unit(part < 2 ? even : odd, from, is_row && 4 * i + part < UNITS, aligned);
     }
     copy_async_commit();
   }
@@ -108,7 +118,7 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
     T* to = place_of(stage, key, part);
     for (int i = 0; i + part < UNITS; i += LOADERS) {
       const int unit = i + part;
-      copy_unit(to + 8 * i, unit < C / 8 ? of_ckv + 8 * unit : of_kpe + (8 * unit - C), is_read);
+      copy_unit(to + 8 * i, unit < C / 8 ? of_ckv + 8 * unit : of_kpe + (8 * unit - C), is_read, piece.aligned);
     }
     fetch_page(tile + 1, thread);
   }
