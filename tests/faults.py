@@ -73,21 +73,33 @@ FAULTS = {
     ),
     "tile read before its copy ends": Fault(
         V3,
-        "copy_async_wait<STAGES - 3>();",
+        "copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();",
         "copy_async_wait<STAGES - 1>();",
         f"{TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
     ),
     "lost fold": Fault(
         V3,
-        "if (folds) fold(done == FOLD_KEYS / KEYS, false);",
+        "if (Layout::is_long() && Layout::folds(tile, piece.plan.first_tile, piece.plan.last_tile)) fold(tile);",
         "",
         f"{TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
     ),
-    "missing group barrier": Fault(
+    "missing pair barrier": Fault(
         V3,
-        "      named_barrier(1 + group(), 128);  // Y\n",
+        "    named_barrier(PAIR + pair(), 64);\n",
         "",
-        f"{TESTS}::test_v3_folds_whatever_the_largest_context_is",
+        f"{TESTS}::test_v3_roles_never_overtake_each_other",
+    ),
+    "one barrier for even and odd tiles": Fault(
+        V3,
+        "% 2, THREADS);",
+        "% 1, THREADS);",
+        f"{TESTS}::test_v3_roles_never_overtake_each_other",
+    ),
+    "lines of shared memory that are not aligned": Fault(
+        V3,
+        "extern __shared__ __align__(128) uint4 shared[];",
+        "extern __shared__ uint4 shared[];",
+        f"{TESTS}::test_v3_matches_oracle_in_every_configuration",
     ),
 }
 

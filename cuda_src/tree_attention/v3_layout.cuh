@@ -15,17 +15,18 @@
 //            exchange  float4[4][KEYS / 8][32]         scores of a half, for the other warp of the pair
 //            weights   uint4[BUFFERS][4][KEYS/16][32]  A fragments: [tile % BUFFERS][16 rows][16 keys][lane]
 //            factors   float[BUFFERS][64]              [tile % BUFFERS][row]: what the values shrink by
-//            row_values float[2][64]                   shrinkage of folded sums; 1 / sum of weights
+//            shrinkage float[BUFFERS][64]              the same of sums that were folded away
+//            inverse_totals float[64]                  1 / sum of weights
 //            rescales  unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: whether there are factors
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
 // Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END, and in turn for
 //            even and odd tiles KEYS_LOADED and WEIGHTS, as who arrives may do so for two tiles before who waits has
 //            passed the first. PAIR + pair: of two score warps
-// Schedule   Tensor cores are the bottleneck, and a score warp leaves them idle in its softmax. So value warps are told
-//            of the weights of a tile only when the score warps have multiplied the next one:
+// Schedule   A score warp leaves the tensor cores idle in its softmax. So value warps are told of the weights of a tile
+//            only when the score warps have multiplied the next one, and announce tile i + 2 halfway through tile i:
 //              score warps  multiply i + 1 | softmax i + 1 | multiply i + 2 | ...
 //              value warps  load           | values i      | load           | ...
-//            With four stages tile i + 2 is announced before the values of tile i, else after them.
+//            Three stages are too few for that: there value warps are told at once, and announce after their products.
 // Source     own
 #pragma once
 
@@ -35,10 +36,12 @@
 
 constexpr float STALE_BY = 8.0f;   // log2 of how far a weight may exceed 1
 constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
-constexpr int VALUE_THREADS = 256, SCORE_THREADS = 128;
+constexpr int VALUE_THREADS = 256;
+constexpr int SCORE_THREADS = 128;
 constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
-constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int FIRST_SCORE_THREAD = VALUE_THREADS;
+
+constexpr int most(int a, int b) { return a > b ? a : b; }
 
 constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, WEIGHTS = 5, KEYS_LOADED = 7, PAIR = 9;
 
@@ -75,12 +78,12 @@ struct Piece {
   int step;
 };
 
-template <class T, int C, int R, int KEYS, int STAGES>
+template <class T, int C, int R, int KEYS, int STAGES, int HELD>
 struct TileLayout {
   static_assert((C == 64 || C % 128 == 0) && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
   static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
+  static_assert(HELD > 0 && HELD < (C + R + 63) / 64 * 2, "some k-steps in registers, some in shared memory");
   static constexpr int LINES = (C + R + 63) / 64, STEPS = 2 * LINES;
-  static constexpr int HELD = KEYS > 16 ? STEPS / 2 : STEPS * 5 / 9;
   static constexpr int BLOCKS = KEYS / 16;
   static constexpr int PITCH = 64 * LINES, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
   static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
@@ -88,8 +91,8 @@ struct TileLayout {
   static constexpr int KEY_BYTES = most(STAGES * TILE_BYTES, most(HELD_BYTES, RESULT_BYTES));
   static constexpr int EARLY = (KEY_BYTES - HELD_BYTES) / TILE_BYTES;  // tiles with room beside the held queries
   static constexpr int QUERY_BYTES = TILE_ROWS * QUERY_PITCH * 2;
-  static constexpr bool ANNOUNCES_EARLY = STAGES >= 4;
-  static constexpr int BUFFERS = ANNOUNCES_EARLY ? 3 : 2;  // of weights: score warps may be that many tiles ahead
+  static constexpr bool IS_DEEP = STAGES >= 4;
+  static constexpr int BUFFERS = IS_DEEP ? 3 : 2;  // of weights: score warps may be that many tiles ahead
   static constexpr int EXCHANGE_BYTES = 4 * KEYS / 8 * 32 * 16;
   static constexpr int WEIGHT_BYTES = 4 * BLOCKS * 32 * 16;  // of a buffer
   static constexpr int FOLD_TILES = FOLD_KEYS / KEYS;
@@ -113,10 +116,12 @@ struct TileLayout {
     return reinterpret_cast<float*>(after_queries() + EXCHANGE_BYTES + BUFFERS * WEIGHT_BYTES);
   }
   __device__ __forceinline__ float* factors(int buffer) const { return row_numbers() + buffer * TILE_ROWS; }
-  __device__ __forceinline__ float* shrinkage() const { return row_numbers() + BUFFERS * TILE_ROWS; }
-  __device__ __forceinline__ float* inverse_totals() const { return row_numbers() + (BUFFERS + 1) * TILE_ROWS; }
+  __device__ __forceinline__ float* shrinkage(int buffer) const {
+    return row_numbers() + (BUFFERS + buffer) * TILE_ROWS;
+  }
+  __device__ __forceinline__ float* inverse_totals() const { return row_numbers() + 2 * BUFFERS * TILE_ROWS; }
   __device__ __forceinline__ unsigned* rescales(int buffer) const {
-    return reinterpret_cast<unsigned*>(row_numbers() + (BUFFERS + 2) * TILE_ROWS) + buffer * 4;
+    return reinterpret_cast<unsigned*>(row_numbers() + (2 * BUFFERS + 1) * TILE_ROWS) + buffer * 4;
   }
   __device__ __forceinline__ unsigned* seen() const { return rescales(BUFFERS); }
 

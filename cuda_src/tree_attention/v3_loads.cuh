@@ -7,12 +7,12 @@
 
 #include "tree_attention/v3_layout.cuh"
 
-template <class T, int C, int R, int KEYS, int STAGES>
-struct TileLoads : TileLayout<T, C, R, KEYS, STAGES> {
-  using Layout = TileLayout<T, C, R, KEYS, STAGES>;
+template <class T, int C, int R, int KEYS, int STAGES, int HELD>
+struct TileLoads : TileLayout<T, C, R, KEYS, STAGES, HELD> {
+  using Layout = TileLayout<T, C, R, KEYS, STAGES, HELD>;
   using Layout::piece, Layout::keys, Layout::seen, Layout::held, Layout::queries, Layout::is_held;
   using Layout::held_before;
-  static constexpr int STEPS = Layout::STEPS, HELD = Layout::HELD, PITCH = Layout::PITCH;
+  static constexpr int STEPS = Layout::STEPS, PITCH = Layout::PITCH;
   static constexpr int UNITS = (C + R) / 8;               // of a key
   static constexpr int LOADERS = VALUE_THREADS / KEYS;    // threads that load one key
 

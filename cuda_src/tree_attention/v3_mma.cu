@@ -6,50 +6,60 @@
 //            bytes when aligned is set
 // Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; both kernels together write every entry
 //            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles
-//            carry float32[G, 64, C + 8]: scratch, sums of a piece longer than FOLD_KEYS
-// Work       tree_attention_v3: grid G, block 256, one block an SM (all registers); v3_schedule.cuh cuts the work.
-//            Two groups of four warps own 32 rows each and share the key tiles. Scores: each warp multiplies its
-//            quarter of the C + R dimensions, held in registers, with all keys of the tile; the four partial scores
-//            meet in shared memory, and each warp finishes 8 rows (softmax). Values: each warp owns a quarter of C.
-//            tree_attention_v3_merge: grid (ceil(N * H / 4), B), block 128; a warp owns one row.
+//            carry float32[G, 64, C]: scratch, sums of a piece longer than FOLD_KEYS
+//            cuts int4[B, ceil(N * H / 64)]: scratch, how a row tile was cut (cut_of in v3_schedule.cuh)
+// Work       tree_attention_v3: grid G, block 384, one block an SM (all registers); v3_schedule.cuh cuts the work.
+//            Four score warps multiply 32 rows with half of the C + R dimensions each, partly from registers, swap
+//            halves in pairs and do the softmax of 16 rows each. Eight value warps own 64 rows x C / 8 columns each,
+//            and load. How they wait for each other: v3_layout.cuh.
+//            tree_attention_v3_merge: grid (ceil(N * H / 4), B), block C; a warp owns 128 columns of one row.
 // Numerics   float32 accumulation; weights are rounded to T before the second product, their sum is not. Base 2. The
 //            maximum is left stale while it grows by less than 8 (weights stay below 256), so most tiles rescale
 //            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away.
-// Requires   C a multiple of 64, R of 16; checked dtypes and shapes
+// Requires   C 64 or a multiple of 128, R of 16; checked dtypes and shapes
 // Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120
 // Log        H200, 2026-11-30, bfloat16, one request, 64 nodes; TFLOP/s at 64 heads x 131,072 keys, then microseconds
 //            at 8 heads x 8,192 and 64 heads x 1,024 (event time, L2 cold). Floors: 1,505, 12 and 12 us of arithmetic.
+//            Eight warps in two groups, each for scores and values of 32 rows:
 //            two groups in step, state in registers (24 B spilled)             232       83      82
 //            cold state in shared memory, one ldmatrix ahead of its products   254       78      79
 //            groups tied by mbarriers alone, expected more, more instructions  223       83      84
 //            the same with cp.async.bulk rows, one warp a tile (straggler)     159      122     125
 //            in step, pages fetched ahead, ex2.approx, queries by ldmatrix     253       65      71
-//            plain path for loads, pieces that end with row tiles, both blocks of scores before the mask branch:
-//            this one, not timed yet; the bench gates and times it
-//            At 254: tensor pipe 38 % busy, shared memory 49 %, issue slots 28 %; of each issued instruction's 6
-//            cycles 2.8 wait for fixed latencies and 1.8 for shared memory: two warps a scheduler do not hide them.
+//            Two warps a scheduler did not hide latencies. Eight value warps and four score warps:
+//            softmax beside the values of the tile before                      302       58      66
+//            a third of the queries' k-steps less in registers, fragments two
+//            k-steps ahead, merge kernel with a warp for 128 columns           305       54      60
+//            XOR swizzle: cp.async wrote padded rows in 10 wavefronts, not 4;
+//            whole lines of results, cuts found once and not by every row      320       51      55
+//            loads after the products instead of before                        333       51      54
+//            value warps told one tile later: their products fill the softmax  362       52      52
+//            factors only where the maximum rose; tiles announced halfway      379       48      51
+//            The same again in a warmer card: 366. With three stages instead of four: 271, with 16 keys a tile: 289.
 // Reference  ddtree_cupy/tree_attention/reference.py
-// Source     own layout; ldmatrix and mma fragments after the PTX ISA; online softmax arXiv 1805.02867; the stale
-//            maximum after FlashAttention 4
+// Source     own layout; ldmatrix and mma fragments after the PTX ISA; online softmax arXiv 1805.02867; softmax beside
+//            the products of another tile as in FlashAttention 3 (arXiv 2407.08608); the stale maximum after
+//            FlashAttention 4
 #include "common/ptx.cuh"
 #include "common/softmax_state.cuh"
 #include "tree_attention/v3_schedule.cuh"
 #include "tree_attention/v3_scores.cuh"
 #include "tree_attention/v3_values.cuh"
 
-template <class T, int C, int R, int KEYS, int STAGES>
+template <class T, int C, int R, int KEYS, int STAGES, int HELD>
 __global__ void __launch_bounds__(THREADS, 1)
     tree_attention_v3(const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv,
                       const T* __restrict__ kpe, const int* __restrict__ page_table,
                       const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
                       const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse,
                       float* __restrict__ partial_out, float* __restrict__ partial_score, float* __restrict__ carry,
-                      int4* __restrict__ cuts, int B, int N, int H, int num_pages, int page_size, int max_pages, int max_context,
+                      int4* __restrict__ cuts, int B, int N, int H, int num_pages, int page_size, int max_pages,
+                      int max_context,
                       long long q_nope_request_stride, long long q_nope_node_stride, long long q_nope_head_stride,
                       long long q_pe_request_stride, long long q_pe_node_stride, long long q_pe_head_stride,
                       long long ckv_page_stride, long long ckv_slot_stride, long long kpe_page_stride,
                       long long kpe_slot_stride, float sm_scale, int keys, int tiles_per_slice, int aligned) {
-  extern __shared__ __align__(128) uint4 shared[];  // lines, for the XOR of v3_layout.cuh
+  extern __shared__ __align__(128) uint4 shared[];  // whole lines, for the XOR of v3_layout.cuh
   __shared__ Piece<T> piece;
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
                          page_size,  max_pages,    max_context, keys, KEYS, tiles_per_slice};
@@ -117,7 +127,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     char* const space = reinterpret_cast<char*>(shared);
     if (threadIdx.x < VALUE_THREADS) {
-      ValueWarp<T, C, R, KEYS, STAGES> values(space, piece);
+      ValueWarp<T, C, R, KEYS, STAGES, HELD> values(space, piece);
       values.attend(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
                     q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
       if (piece.is_whole)
@@ -125,7 +135,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       else
         values.write_partial(partial_out + piece.result * C);
     } else {
-      ScoreWarp<T, C, R, KEYS, STAGES> scores(space, piece);
+      ScoreWarp<T, C, R, KEYS, STAGES, HELD> scores(space, piece);
       scores.attend();
       if (piece.is_whole)
         scores.write_scores(lse + piece.result, piece.request.rows - piece.first_row, LN_2);
@@ -143,7 +153,7 @@ constexpr int MERGED_ROWS = 4;  // of a block of the merge kernel
 
 // Combines the pieces of each row in the order of their keys; rows of padding nodes and without keys get 0 and -inf.
 template <class T, int C>
-__global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128))
+__global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128), 2)
     tree_attention_v3_merge(const int* __restrict__ page_table, const int* __restrict__ context_lens,
                             const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
                             const float* __restrict__ partial_score, const int4* __restrict__ cuts,
@@ -157,7 +167,6 @@ __global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128))
   const int c = warp % CHUNKS * 128 + 4 * lane;              // 0..C-1
   const bool has_columns = C % 128 == 0 || c < C;
   if (row >= N * H) return;
-  const int4 cut = cuts[(long long)b * row_tiles_of(N, H) + row / TILE_ROWS];  // garbage where nothing was cut
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N, H, num_pages,
                          page_size,  max_pages,    max_context, keys, 1, 0};
   const Request request = request_of(tables, b);
@@ -168,6 +177,7 @@ __global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128))
     if (c == 0) lse[final_row] = NEGATIVE_INFINITY;
     return;
   }
+  const int4 cut = cuts[(long long)b * row_tiles_of(N, H) + row / TILE_ROWS];
   const int pieces = cut.x;
   if (pieces == 1) return;  // whole, so written already
 

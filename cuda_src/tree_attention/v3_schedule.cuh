@@ -110,7 +110,9 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
 // inside a row tile) and its last (it starts a row tile and does not finish it).
 __device__ __forceinline__ long long slot_of(int block, bool starts_tile) { return 2ll * block + starts_tile; }
 
-__device__ __forceinline__ int row_tiles_of(int N, int H) { return (int)(((long long)N * H + TILE_ROWS - 1) / TILE_ROWS); }
+__device__ __forceinline__ int row_tiles_of(int N, int H) {
+  return (int)(((long long)N * H + TILE_ROWS - 1) / TILE_ROWS);
+}
 
 // How a row tile of `units` is cut, for the merge kernel: its pieces, the slot of the first, of the second, and the
 // step from there on. `unit` is its first one, in this block.

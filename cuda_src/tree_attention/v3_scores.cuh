@@ -2,26 +2,27 @@
 //
 // Letters    as v3_layout.cuh; a lane finishes rows r = lane / 4 and r + 8 of its warp's 16, keys 2p and 2p + 1 of
 //            every 8, p = lane % 4: the C fragments of the scores are the A fragments of the values
-// Schedule   per key tile: wait for KEYS_LOADED, multiply, arrive at WEIGHTS for the tile before, swap halves within
-//            the pair, softmax
+// Schedule   per key tile: wait for KEYS_LOADED, multiply, arrive at WEIGHTS for the tile before (see v3_layout.cuh),
+//            swap halves within the pair, softmax
 // Source     own
 #pragma once
 
 #include "tree_attention/v3_layout.cuh"
 
-template <class T, int C, int R, int KEYS, int STAGES>
-struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
-  using Layout = TileLayout<T, C, R, KEYS, STAGES>;
+template <class T, int C, int R, int KEYS, int STAGES, int HELD>
+struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES, HELD> {
+  using Layout = TileLayout<T, C, R, KEYS, STAGES, HELD>;
   using Layout::piece, Layout::keys, Layout::is_held, Layout::held_before;
-  static constexpr int STEPS = Layout::STEPS, HELD = Layout::HELD, PITCH = Layout::PITCH, LINES = Layout::LINES;
+  static constexpr int STEPS = Layout::STEPS, PITCH = Layout::PITCH, LINES = Layout::LINES;
   static constexpr int BLOCKS = Layout::BLOCKS;
 
   unsigned query[2][HELD][4];  // A fragments: [16 rows, the warp's own first][k-step]
   float largest[2], total[2];  // of the lane's two rows; total is the lane's own share
   float folded_largest[2], folded_total[2];
-  const unsigned thread;  // 0..127; its addresses are computed for each piece, or they would take registers all along
+  const unsigned thread;  // 0..127, read for each piece: addresses that depend on it take no registers before
 
-  __device__ __forceinline__ ScoreWarp(char* shared, const Piece<T>& piece) : Layout(shared, piece), thread(thread_here() - FIRST_SCORE_THREAD) {}
+  __device__ __forceinline__ ScoreWarp(char* shared, const Piece<T>& piece)
+      : Layout(shared, piece), thread(thread_here() - FIRST_SCORE_THREAD) {}
 
   __device__ __forceinline__ int lane() const { return thread % 32; }
   __device__ __forceinline__ int warp() const { return thread / 32; }
@@ -197,14 +198,14 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
   }
 
   // Adds `total` into the sums folded so far, and tells the value warps what those shrink by.
-  __device__ __forceinline__ void fold() {
+  __device__ __forceinline__ void fold(int tile) {
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       const float shrink = exp2f(folded_largest[upper] - softmax_shift(largest[upper]));
       folded_total[upper] = fmaf(folded_total[upper], shrink, total[upper]);
       folded_largest[upper] = largest[upper];
       total[upper] = 0.0f;
-      if (lane() % 4 == 0) Layout::shrinkage()[own_row() + 8 * upper] = shrink;
+      if (lane() % 4 == 0) Layout::shrinkage(Layout::buffer(tile))[own_row() + 8 * upper] = shrink;
     }
   }
 
@@ -231,12 +232,12 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES> {
       float c[2][2 * BLOCKS][4] = {};
       multiply(stage, c);
       stage = Layout::next_stage(stage);
-      if (tile > first_tile) named_arrive(WEIGHTS + (tile - 1) % 2, THREADS);
+      if (Layout::IS_DEEP && tile > first_tile) named_arrive(WEIGHTS + (tile - 1) % 2, THREADS);
       swap_halves(c);
       soften(tile, tile >= first_masked, scale, c[0]);
-      if (Layout::folds(tile, first_tile, last_tile)) fold();
+      if (Layout::folds(tile, first_tile, last_tile)) fold(tile);
+      if (!Layout::IS_DEEP || tile + 1 == last_tile) named_arrive(WEIGHTS + tile % 2, THREADS);
     }
-    named_arrive(WEIGHTS + (last_tile - 1) % 2, THREADS);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       float& sum = folded_total[upper];

@@ -8,10 +8,10 @@
 
 #include "tree_attention/v3_loads.cuh"
 
-template <class T, int C, int R, int KEYS, int STAGES>
-struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
-  using Layout = TileLayout<T, C, R, KEYS, STAGES>;
-  using Loads = TileLoads<T, C, R, KEYS, STAGES>;
+template <class T, int C, int R, int KEYS, int STAGES, int HELD>
+struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
+  using Layout = TileLayout<T, C, R, KEYS, STAGES, HELD>;
+  using Loads = TileLoads<T, C, R, KEYS, STAGES, HELD>;
   using Layout::piece, Layout::keys, Loads::load_keys, Loads::value_thread;
   static constexpr int PITCH = Layout::PITCH, BLOCKS = Layout::BLOCKS;
   static constexpr int ACROSS = C >= 128 ? 8 : C / 16;  // warps that share the columns
@@ -22,7 +22,8 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
   __device__ __forceinline__ ValueWarp(char* shared, const Piece<T>& piece) : Loads(shared, piece) {}
 
   __device__ __forceinline__ static int first_column(unsigned thread) { return thread / 32 % ACROSS * COLS; }
-  __device__ __forceinline__ static int first_fragment(unsigned thread) { return thread / 32 / ACROSS * M; }  // of 16 rows
+  // a fragment has 16 rows
+  __device__ __forceinline__ static int first_fragment(unsigned thread) { return thread / 32 / ACROSS * M; }
   __device__ __forceinline__ static int row_of(unsigned thread, int m, int upper) {
     return 16 * (first_fragment(thread) + m) + thread % 32 / 4 + 8 * upper;
   }
@@ -54,7 +55,8 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) {
 #pragma unroll
       for (int m = 0; m < M; ++m)
-        if (Layout::rescales(buffer)[first_fragment(value_thread()) + m] != 0) rescale(m, Layout::factors(buffer));
+        if (Layout::rescales(buffer)[first_fragment(value_thread()) + m] != 0)
+          rescale(m, Layout::factors(buffer));
     }
     const unsigned thread = value_thread(), lane = thread % 32;
     const uint4* weights = Layout::weights(buffer) + first_fragment(thread) * BLOCKS * 32 + lane;
@@ -77,12 +79,13 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
           a[m][3] = both.w;
         }
       }
-      if (Layout::ANNOUNCES_EARLY && step == BLOCKS * STEPS_OF_BLOCK / 2) {
+      if (Layout::IS_DEEP && step == BLOCKS * STEPS_OF_BLOCK / 2) {
         copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();
         announce(tile + 2);
       }
       if (next_block < BLOCKS)
-        load_matrices_transposed(b[(step + 1) % 2], flip_address(row, 32 * next_columns) + 2 * 16 * next_block * PITCH);
+        load_matrices_transposed(b[(step + 1) % 2],
+                                 flip_address(row, 32 * next_columns) + 2 * 16 * next_block * PITCH);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
         multiply_add<T>(value[m][2 * columns], a[m], b[step % 2][0], b[step % 2][1]);
@@ -93,14 +96,15 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
 
   // Adds `value` into the block's carry (or starts it), so that no accumulator takes more than FOLD_KEYS keys. Each
   // thread has its own entries.
-  __device__ __forceinline__ void fold(bool starts) {
+  __device__ __forceinline__ void fold(int tile) {
     const unsigned thread = value_thread();
+    const bool starts = tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES;
     float* mine = piece.carry + thread;
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
       for (int upper = 0; upper < 2; ++upper) {
-        const float shrink = Layout::shrinkage()[row_of(thread, m, upper)];
+        const float shrink = Layout::shrinkage(Layout::buffer(tile))[row_of(thread, m, upper)];
 #pragma unroll
         for (int n = 0; n < COLS / 8; ++n)
 #pragma unroll
@@ -146,7 +150,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     if (EARLY == STAGES - 1) hand_over_queries<EARLY>();
     copy_async_wait<STAGES - 2>();
     announce(first);
-    if (Layout::ANNOUNCES_EARLY) {
+    if (Layout::IS_DEEP) {
       copy_async_wait<STAGES - 3>();
       announce(first + 1);
     }
@@ -160,7 +164,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
     int stage = 0;
 #pragma unroll 1
     for (int tile = first; tile < piece.plan.last_tile; ++tile) {
-      if (!Layout::ANNOUNCES_EARLY) {
+      if (!Layout::IS_DEEP) {
         copy_async_wait<STAGES - 3>();
         announce(tile + 1);
       }
@@ -168,8 +172,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES> {
       weigh(tile, stage);
       load_keys(tile + STAGES - 1, Layout::stage_before(stage));
       stage = Layout::next_stage(stage);
-      if (Layout::is_long() && Layout::folds(tile, piece.plan.first_tile, piece.plan.last_tile))
-        fold(tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES);
+      if (Layout::is_long() && Layout::folds(tile, piece.plan.first_tile, piece.plan.last_tile)) fold(tile);
     }
     named_barrier(END, THREADS);
     if (Layout::is_long()) take_carry();

@@ -116,8 +116,8 @@ def tree_attention(
     keys : "all", "context" or "tree"
         Restrict j to one part, so that another kernel can do the other and `merge_states` join them.
     variant : str
-        Kernel version: "v1_three_phase", "v2_split_kv", "v3_mma" (tensor cores, being tuned, so asked for by name),
-        or "auto": v2 where it takes the arguments, else v1. NumPy arrays know "auto" and "reference".
+        Kernel version: "v1_three_phase", "v2_split_kv", "v3_mma" (tensor cores), or "auto": the last of these that
+        takes the arguments. NumPy arrays know "auto" and "reference".
     split_keys : int, optional
         A multiple of 32. v3_mma cuts the keys so that all multiprocessors are busy, which depends on the whole batch;
         with this it cuts them every `split_keys`, and a request's bits never depend on its neighbours. v1 and v2 are

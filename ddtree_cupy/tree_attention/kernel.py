@@ -19,7 +19,7 @@ from ddtree_cupy.tree_attention.kernel_call import Call
 Array = Any
 Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
-AUTOMATIC = ("v2_split_kv", "v1_three_phase")  # in this order; v3_mma joins once its present form has run on a GPU
+AUTOMATIC = ("v3_mma", "v2_split_kv", "v1_three_phase")  # in this order
 MOST_WIDTH = 1024  # of C and of R: a float32 sum runs over at most this many terms
 MOST_GRID = 65_535  # blocks along the second and third axis of a CUDA grid
 

@@ -29,38 +29,48 @@ MERGED_ROWS = 4  # of v3_mma.cu
 
 @dataclass(frozen=True)
 class Config:
-    """Keys of a tile and tiles held; the first that fits a device's shared memory is taken."""
+    """Keys of a tile, tiles in shared memory, and how many of 18 k-steps of the queries are kept in registers.
+
+    The first whose shared memory a device has is taken, if none was made for it.
+    """
 
     keys: int
     stages: int
+    held_of_18: int
     archs: tuple[str, ...]
+
+    def held(self, width: int) -> int:
+        """K-steps in registers, of one half of `width` = C + R dimensions."""
+        return 2 * -(-width // 64) * self.held_of_18 // 18
 
     def shared_bytes(self, width: int, words: int) -> int:
         """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
-        lines = -(-width // 64)
-        held = lines if self.keys > 16 else 2 * lines * 5 // 9
+        lines, held = -(-width // 64), self.held(width)
         passing, results = TILE_ROWS * (32 * held + 8) * 2, 8 * 16 * (64 + 8) * 4
         tiles = max(self.stages * self.keys * lines * 128, passing, results)
         queries = TILE_ROWS * (32 * (2 * lines - held) + 8) * 2
         exchange = self.keys // 8 * 4 * 32 * 16
         buffers = 3 if self.stages >= 4 else 2
         weights = 4 * self.keys // 16 * 32 * 16
-        return tiles + queries + exchange + buffers * weights + 4 * ((buffers + 2) * TILE_ROWS + buffers * 4 + words)
+        numbers = (2 * buffers + 1) * TILE_ROWS + buffers * 4 + words
+        return tiles + queries + exchange + buffers * weights + 4 * numbers
 
 
-# 227 KiB of shared memory a block; 163 KiB; 99 KiB; 227 KiB, where wider tiles spill registers
+# The most that spills no registers and fits: 227 KiB of shared memory a block; 163 KiB; 99 KiB; 227 KiB
 CONFIGS = (
-    Config(32, 4, ("sm_90",)),
-    Config(32, 3, ("sm_80",)),
-    Config(16, 3, ("sm_86", "sm_89", "sm_120")),
-    Config(16, 6, ("sm_100",)),
+    Config(32, 4, 8, ("sm_90",)),
+    Config(32, 3, 9, ("sm_80",)),
+    Config(16, 3, 10, ("sm_86", "sm_89", "sm_120")),
+    Config(16, 6, 10, ("sm_100",)),
 )
 
 
 @cache
 def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config) -> KernelSpec:
     """Spec of tree_attention_v3 for one 16-bit dtype, one pair of head sizes and one configuration."""
-    types = f"{CTYPES[dtype]}, {head_dim_ckv}, {head_dim_kpe}, {config.keys}, {config.stages}"
+    width = head_dim_ckv + head_dim_kpe
+    sizes = head_dim_ckv, head_dim_kpe, config.keys, config.stages, config.held(width)
+    types = ", ".join((CTYPES[dtype], *map(str, sizes)))
     return KernelSpec(
         source="tree_attention/v3_mma.cu",
         entry=f"tree_attention_v3<{types}>",
@@ -79,7 +89,7 @@ def attend_spec(dtype: str, head_dim_ckv: int, head_dim_kpe: int, config: Config
         max_threads=THREADS,
         max_registers=168,
         shared_bytes=config.shared_bytes,
-        max_shared_bytes=config.shared_bytes(head_dim_ckv + head_dim_kpe, words_per_row(1_056)) + STATIC_SHARED_BYTES,
+        max_shared_bytes=config.shared_bytes(width, words_per_row(1_056)) + STATIC_SHARED_BYTES,
     )
 
 
@@ -101,7 +111,7 @@ def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
             *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context", "keys"),
         ),
         max_threads=_merge_threads(head_dim_ckv),
-        max_registers=64,
+        max_registers=80,
     )
 
 

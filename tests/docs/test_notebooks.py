@@ -4,9 +4,10 @@ import re
 import time
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
+
+nbformat = pytest.importorskip("nbformat", reason="needs nbformat, of the extra `test`")
+NotebookClient = pytest.importorskip("nbclient", reason="needs nbclient, of the extra `test`").NotebookClient
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
