@@ -26,16 +26,22 @@
 //            groups tied by mbarriers alone, expected more, more instructions  223       83      84
 //            the same with cp.async.bulk rows, one warp a tile (straggler)     159      122     125
 //            in step, pages fetched ahead, ex2.approx, queries by ldmatrix     253       65      71
-//            Two warps a scheduler did not hide latencies. Eight value warps and four score warps:
+//            At 254 the tensor pipe was busy for 38 % of the time, shared memory for 49 %, issue slots for 28 %: two
+//            warps a scheduler did not hide latencies. So eight value warps and four score warps:
 //            softmax beside the values of the tile before                      302       58      66
-//            a third of the queries' k-steps less in registers, fragments two
-//            k-steps ahead, merge kernel with a warp for 128 columns           305       54      60
-//            XOR swizzle: cp.async wrote padded rows in 10 wavefronts, not 4;
-//            whole lines of results, cuts found once and not by every row      320       51      55
+//            fragments two k-steps ahead, merge kernel: a warp for 128 columns 305       54      60
+//            XOR swizzle (padding cost cp.async 10 wavefronts, not 4), cuts    320       51      55
 //            loads after the products instead of before                        333       51      54
-//            value warps told one tile later: their products fill the softmax  362       52      52
-//            factors only where the maximum rose; tiles announced halfway      379       48      51
-//            The same again in a warmer card: 366. With three stages instead of four: 271, with 16 keys a tile: 289.
+//            value warps told a tile later, so that they fill the softmax      362       52      52
+//            factors only where a maximum rose, tiles announced halfway        379       48      51
+//            this form: 8 of 18 k-steps held; a warmer card, run of the README 358       49      54
+//            At 358: tensor pipe 57 %, shared memory 61 %, issue slots 30 %, L2 17 %. A score warp waits for nobody:
+//            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900.
+//            Tried and not kept: three stages 267, 16 keys a tile 289; two teams of score warps that take tiles in
+//            turn, all dimensions each, no swap of halves: 389 beside 357, but 222 KB of shared memory.
+//            RTX PRO 6000, a prediction, nothing was run: 16 keys take its tensor cores 2,176 cycles (1,024 operations
+//            a cycle and SM), softmax and loads fit beside them as they do here, so 65 to 75 % of the 417 TFLOP/s that
+//            a published product of 8192^3 reaches: 270 to 310 TFLOP/s, 3.8 to 4.3 ms at 64 heads x 131,072 keys.
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     own layout; ldmatrix and mma fragments after the PTX ISA; online softmax arXiv 1805.02867; softmax beside
 //            the products of another tile as in FlashAttention 3 (arXiv 2407.08608); the stale maximum after

@@ -35,17 +35,16 @@ class CostTable:
 
     Notes
     -----
-    The shipped table holds trees of 64 nodes only (and one row of 65). It has no time of a single node, so a speedup
-    from it needs ``MeasuredCost(..., extrapolate=True)``, whose baseline cost(0) is then proportional to the nodes by
-    construction (above a launch gap): such a speedup is no finding.
+    The shipped table holds one layer's `tree_attention` for 1 to 257 nodes, 8 and 64 heads, 8,192 and 131,072 keys of
+    context. The rest of a model's pass (its weights, above all) is not in it: add a `LinearCost` for that.
 
     Examples
     --------
     >>> table = CostTable.load()
     >>> for command in table.about["command"].split(" && "):
     ...     print(command)
-    python -m ddtree_cupy.bench tree_attention --json > report.json
-    python -m ddtree_cupy.explore costs report.json --variant v2_split_kv --dtype bfloat16
+    python -m ddtree_cupy.bench --tree-sizes v3_mma --json > report.json
+    python -m ddtree_cupy.explore costs report.json --variant v3_mma --dtype bfloat16
     """
 
     rows: tuple[tuple[int, int, int, float], ...]
@@ -135,7 +134,7 @@ class CostTable:
                     fields = str(row["name"]).split()
                     sizes = dict(zip(fields[::2], map(int, fields[1::2]), strict=True))
                     if sizes["B"] == 1:
-                        rows.append((sizes["H"], sizes["N"], sizes["T"], float(row["event_us"])))
+                        rows.append((sizes["H"], sizes["N"], sizes["T"], round(float(row["event_us"]), 1)))
             about = {name: str(report["environment"][name]) for name in ("gpu", "date", "command")}
         except (KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
@@ -162,17 +161,11 @@ class MeasuredCost(CostModel):
         False refuses sizes outside the measured ones. True scales the nearest measured time, less a launch gap of
         5 us, in proportion: right for a kernel that is bound by arithmetic, too low for small trees on tensor cores.
 
-    Notes
-    -----
-    The shipped table holds trees of 64 nodes only (and one row of 65), so every smaller tree needs
-    ``extrapolate=True``, also the single node of cost(0). That baseline is then proportional to the nodes by
-    construction (above the launch gap): a speedup from it is no finding. Measure N = 1 on your own card first.
-
     Examples
     --------
     >>> cost = MeasuredCost(CostTable.load(), heads=64, context=8192)
-    >>> cost(63)
-    4563.5
+    >>> cost(0), cost(64)
+    (40.2, 226.4)
     """
 
     table: CostTable

@@ -31,7 +31,7 @@ def test_shipped_table_says_where_it_comes_from_and_is_read_exactly():
         ["python", "-m", "ddtree_cupy.bench"],
         ["python", "-m", "ddtree_cupy.explore"],
     ]
-    assert commands[1].split()[3:] == ["costs", "report.json", "--variant", "v2_split_kv", "--dtype", "bfloat16"]
+    assert commands[1].split()[3:] == ["costs", "report.json", "--variant", "v3_mma", "--dtype", "bfloat16"]
     for heads, nodes, context, microseconds in table.rows:
         assert MeasuredCost(table, heads, context)(nodes - 1) == microseconds
 
@@ -156,9 +156,14 @@ def test_cost_table_rejects_other_files(tmp_path):
         assert str(path) in str(caught.value)
 
 
-def test_shipped_table_lets_no_baseline_pass_silently():
-    table = CostTable.load()
-    with pytest.raises(ArgumentError, match="extrapolate=True"):
-        MeasuredCost(table, 8, 8192)(0)
-    baseline = MeasuredCost(table, 8, 8192, extrapolate=True)(0)
-    assert baseline == pytest.approx(5.0 + (650.2 - 5.0) / 64)  # in proportion to the nodes, as the docstring says
+@pytest.mark.parametrize("heads", [8, 64])
+@pytest.mark.parametrize("context", [8192, 131_072])
+def test_shipped_table_serves_every_budget_without_extrapolation(heads, context):
+    cost = MeasuredCost(CostTable.load(), heads, context)
+    times = cost.array(256)
+    assert times.shape == (257,)
+    assert (times > 0).all()
+    assert times[256] > 3 * times[0]  # 257 nodes are far past the ridge everywhere
+    with pytest.raises(ArgumentError, match="nodes 258"):
+        cost(257)
+

@@ -160,7 +160,7 @@ def test_budget_curve_finds_what_each_cost_model_favours(traces):
     assert np.all(np.diff(curve.expected_tokens_per_pass) > 0)
     assert curve.with_cost(LinearCost(1.0, 10.0)).best_budget == 4
     table = CostTable.load()
-    measured = curve.with_cost(MeasuredCost(table, 8, 8192, extrapolate=True) + LinearCost(1000.0, 0.0))
+    measured = curve.with_cost(MeasuredCost(table, 8, 8192) + LinearCost(1000.0, 0.0))
     assert all(low <= value <= high for value, low, high in measured.speedup)
 
 
