@@ -93,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="compare every kernel with its reference, then time it on this GPU")
     bench.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
-    bench.add_argument("--tree-sizes", action="store_true", help="tree_attention over the nodes, for explore's costs")
+    grids = bench.add_mutually_exclusive_group()
+    grids.add_argument("--tree-sizes", action="store_true", help="tree_attention over the nodes, for explore's costs")
+    grids.add_argument("--curves", action="store_true", help="tree_attention over nodes, heads, context, batch in turn")
     bench.set_defaults(run=_bench)
     for command in (decode, tree, doctor, kernels, bench):
         command.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -289,5 +291,6 @@ def _kernels(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from ddtree_cupy.bench.__main__ import main as run_bench
 
-    flags = [flag for flag, given in (("--json", options.json), ("--tree-sizes", options.tree_sizes)) if given]
+    given = {"--json": options.json, "--tree-sizes": options.tree_sizes, "--curves": options.curves}
+    flags = [flag for flag, is_given in given.items() if is_given]
     return run_bench([options.pattern, *flags])

@@ -22,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases; exit code 1 when one disagrees with the reference (its time is not printed then)."""
     parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.bench", description=__doc__)
     parser.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
-    parser.add_argument("--tree-sizes", action="store_true", help="tree_attention over the nodes, for explore's costs")
+    grids = parser.add_mutually_exclusive_group()
+    grids.add_argument("--tree-sizes", action="store_true", help="tree_attention over the nodes, for explore's costs")
+    grids.add_argument("--curves", action="store_true", help="tree_attention over nodes, heads, context, batch in turn")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
@@ -32,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     report: dict[str, Any] = {"environment": environment(), "rows": []}
     report["yardstick_before"] = yardstick()
-    cases = all_cases(options.pattern, tree_sizes=options.tree_sizes)
+    cases = all_cases(options.pattern, tree_sizes=options.tree_sizes, curves=options.curves)
     for number, case in enumerate(cases, 1):
         print(f"\r{number}/{len(cases)} {case.op} {case.name:<40}", end="", file=sys.stderr, flush=True)
         report["rows"].append(run_case(case, report["yardstick_before"]))

@@ -38,6 +38,18 @@ TREE_SIZES = tuple(
     for context in (8_192, 131_072)
     for nodes in (1, 2, 5, 9, 17, 33, 65, 129, 257)
 )
+# what time does over one size while the others rest: edges of row tiles and key tiles, odd heads, long contexts
+CURVE_SIZES = tuple(
+    dict.fromkeys(
+        (
+            *((1, heads, n, 8_192) for heads in (8, 64) for n in (1, 4, 8, 9, 16, 32, 63, 64, 65, 127, 128, 129, 256)),
+            *((1, heads, 64, 8_192) for heads in (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 63, 64, 65, 96, 127, 128)),
+            *((1, heads, 64, 2**power) for heads in (8, 64) for power in range(7, 19)),
+            *((1, heads, 64, context) for heads in (8, 64) for context in (8_127, 8_128, 8_129, 8_193)),
+            *((batch, 8, 64, 8_192) for batch in (1, 2, 3, 4, 8, 16, 32, 64)),
+        )
+    )
+)
 VARIANTS = ("v1_three_phase", "v2_split_kv", "v3_mma")
 
 
@@ -84,10 +96,13 @@ class Prepared:
     gate: Callable[[], None]
 
 
-def all_cases(pattern: str = "", *, tree_sizes: bool = False) -> list[Case]:
-    """Return the cases whose "op name variant" holds `pattern`; with `tree_sizes` those of tree_attention by nodes."""
-    if tree_sizes:
-        cases = list(_attention_cases(VARIANTS[1:], TREE_SIZES))
+def all_cases(pattern: str = "", *, tree_sizes: bool = False, curves: bool = False) -> list[Case]:
+    """Return the cases whose "op name variant" holds `pattern`.
+
+    With `tree_sizes` those of tree_attention by nodes, with `curves` by nodes, heads, context and batch in turn.
+    """
+    if tree_sizes or curves:
+        cases = list(_attention_cases(VARIANTS[1:], CURVE_SIZES if curves else TREE_SIZES))
     else:
         cases = [*_build_cases(), *_attention_cases(VARIANTS, ATTENTION_SIZES), *_accept_cases()]
     return [case for case in cases if pattern in f"{case.op} {case.name} {case.variant}"]

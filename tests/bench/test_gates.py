@@ -86,3 +86,14 @@ def test_tree_sizes_fill_the_cost_table():
     for heads, context in ((8, 8_192), (64, 8_192), (8, 131_072), (64, 131_072)):
         cost = MeasuredCost(table, heads=heads, context=context)
         assert all(cost(budget) > 0 for budget in (0, 1, 7, 100, 256))
+
+
+def test_curves_vary_one_size_at_a_time_and_cross_the_edges_of_tiles():
+    sizes = set(cases.CURVE_SIZES)
+    assert len(sizes) == len(cases.CURVE_SIZES)
+    base = (1, 8, 64, 8_192), (1, 64, 64, 8_192)
+    assert all(min(sum(a != b for a, b in zip(size, one, strict=True)) for one in base) <= 1 for size in sizes)
+    for heads in (8, 64):
+        assert {(1, heads, nodes, 8_192) for nodes in (63, 64, 65)} <= sizes
+        assert {(1, heads, 64, context) for context in (128, 262_144, 8_128 - 1, 8_128 + 1)} <= sizes
+    assert {case.variant for case in cases.all_cases(curves=True)} == {"v2_split_kv", "v3_mma"}

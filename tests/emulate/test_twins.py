@@ -5,6 +5,7 @@ import pytest
 
 from ddtree_cupy import emulate
 from ddtree_cupy.errors import EmulatorError
+from ddtree_cupy.testing import assert_identical
 
 pytestmark = pytest.mark.emulate
 
@@ -123,3 +124,47 @@ def test_waits_pass_data_from_warp_to_warp(seed):
     np.testing.assert_array_equal(y, x)
     with pytest.raises(EmulatorError, match=r"deadlock: .*a wait at kernel\.cu:\d+"):
         function((1,), (64,), (x, y, np.int32(5), np.int32(1)), seed=seed)
+
+
+ARRIVE = r"""
+extern "C" __global__ void hand_over(const int* x, int* y, int same) {
+  __shared__ int slot[2][32];
+  const int lane = threadIdx.x % 32;
+  if (threadIdx.x < 32) {  // may be one round ahead, so the rounds need a barrier each
+    for (int i = 0; i < 2; ++i) {
+      slot[i][lane] = x[32 * i + lane];
+      emu_named_arrive(same ? 1 : 1 + i, 64, EMU_HERE);
+    }
+  } else {
+    int unused = 0;
+    for (int i = 0; i < 2; ++i) {
+      emu_named_barrier(same ? 1 : 1 + i, 64, &unused, [](void**, unsigned) {}, EMU_HERE);
+      y[32 * i + lane] = slot[i][lane];
+    }
+  }
+}
+"""
+
+
+def test_arriving_does_not_wait_and_arriving_twice_is_reported():
+    module = emulate.Module(ARRIVE)
+    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    for seed in range(8):
+        y[:] = 0
+        module.get_function("hand_over")((1,), (64,), (x, y, np.int32(0)), 0, seed)
+        assert_identical(y, x)
+    with pytest.raises(EmulatorError, match=r"thread \(\d+,0,0\).*arrives at named barrier 1 again before it has comp"):
+        for seed in range(8):  # some schedule has the first warp ahead
+            module.get_function("hand_over")((1,), (64,), (x, y, np.int32(1)), 0, seed)
+
+
+@pytest.mark.parametrize(("declared", "wanted"), [("", 16), ("__align__(128)", 128), ("alignas(32)", 32)])
+def test_dynamic_shared_memory_is_aligned_as_declared_and_no_better(declared, wanted):
+    """Code that relies on more would work here by luck and break beside another kernel's static arrays."""
+    code = f"""extern "C" __global__ void where(unsigned long long* y) {{
+      extern __shared__ {declared} float s[];
+      y[0] = (unsigned long long)s;
+    }}"""
+    address = np.zeros(1, np.uint64)
+    emulate.Module(code).get_function("where")((1,), (1,), (address,), 64)
+    assert address[0] % (2 * wanted) == wanted

@@ -166,4 +166,3 @@ def test_shipped_table_serves_every_budget_without_extrapolation(heads, context)
     assert times[256] > 3 * times[0]  # 257 nodes are far past the ridge everywhere
     with pytest.raises(ArgumentError, match="nodes 258"):
         cost(257)
-
