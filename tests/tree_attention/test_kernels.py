@@ -227,7 +227,7 @@ def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
 @pytest.mark.parametrize("config", kernel_mma.CONFIGS, ids=str)
 @pytest.mark.parametrize("tiles", [1, 2, 3, 9])
 def test_v3_roles_never_overtake_each_other(monkeypatch, config, tiles):
-    """Whoever is slow. The emulator reports a barrier that one role reaches twice, and what is read too early is NaN."""
+    """Whoever is slow. The emulator reports who arrives at a barrier twice, and what is read too early is NaN."""
     monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
     sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
     case = tree_case(np.random.default_rng(tiles), [5], [5 * tiles * config.keys - 5], **sizes)
