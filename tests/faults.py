@@ -20,6 +20,7 @@ class Fault:
 
 V1, V2, V3 = (f"tree_attention/{name}" for name in ("v1_three_phase.cu", "v2_split_kv.cu", "v3_mma.cu"))
 TESTS = "tests/tree_attention/test_kernels.py"
+MMA_TESTS = "tests/tree_attention/test_kernels_mma.py"
 
 FAULTS = {
     "missing barrier": Fault(
@@ -75,31 +76,43 @@ FAULTS = {
         V3,
         "copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();",
         "copy_async_wait<STAGES - 1>();",
-        f"{TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
+        f"{MMA_TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
     ),
     "lost fold": Fault(
         V3,
         "if (Layout::is_long() && Layout::folds(tile, piece.plan.first_tile, piece.plan.last_tile)) fold(tile);",
         "",
-        f"{TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
+        f"{MMA_TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
+    ),
+    "folded sums that do not shrink": Fault(
+        V3,
+        "fmaf(*at, shrink, value[m][n][i])",
+        "fmaf(*at, 1.0f, value[m][n][i])",
+        f"{MMA_TESTS}::test_v3_shrinks_what_was_folded_when_maxima_rise_later",
+    ),
+    "weights that overflow": Fault(
+        V3,
+        "STALE_BY = 8.0f",
+        "STALE_BY = 100.0f",
+        f"{MMA_TESTS}::test_v3_rescales_when_maxima_rise",
     ),
     "missing pair barrier": Fault(
         V3,
         "    named_barrier(PAIR + pair(), 64);\n",
         "",
-        f"{TESTS}::test_v3_roles_never_overtake_each_other",
+        f"{MMA_TESTS}::test_v3_roles_never_overtake_each_other",
     ),
     "one barrier for even and odd tiles": Fault(
         V3,
         "% 2, THREADS);",
         "% 1, THREADS);",
-        f"{TESTS}::test_v3_roles_never_overtake_each_other",
+        f"{MMA_TESTS}::test_v3_roles_never_overtake_each_other",
     ),
     "lines of shared memory that are not aligned": Fault(
         V3,
         "extern __shared__ __align__(128) uint4 shared[];",
         "extern __shared__ uint4 shared[];",
-        f"{TESTS}::test_v3_matches_oracle_in_every_configuration",
+        f"{MMA_TESTS}::test_v3_matches_oracle_in_every_configuration",
     ),
 }
 

@@ -34,7 +34,8 @@
 #include "common/softmax_state.cuh"
 #include "tree_attention/v3_schedule.cuh"
 
-constexpr float STALE_BY = 8.0f;   // log2 of how far a weight may exceed 1
+constexpr float STALE_BY = 8.0f;   // how far a score, base 2, may exceed the maximum in use: weights up to 512
+constexpr float LARGEST_EXACT = 16777216.0f;  // 2^24: half an ulp of a score is at most 1
 constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
 constexpr int VALUE_THREADS = 256;
 constexpr int SCORE_THREADS = 128;
@@ -58,13 +59,24 @@ struct LoadPlan {
   int first_tile, last_tile;   // key tiles first_tile .. last_tile - 1
 };
 
+// Strides of the cache, in elements.
+struct CacheStrides {
+  long long ckv_page, ckv_slot, kpe_page, kpe_slot;
+
+  // Whether both rows of a slot lie at one offset, which fits 32 bits in a page.
+  __device__ __forceinline__ bool is_one_buffer(int page_size) const {
+    const long long page = ckv_page < 0 ? -ckv_page : ckv_page, slot = ckv_slot < 0 ? -ckv_slot : ckv_slot;
+    return ckv_page == kpe_page && ckv_slot == kpe_slot && max(page, slot) * page_size < 1ll << 31;
+  }
+};
+
 // What one piece of work needs now and then. It lives in shared memory, because registers hold values and queries.
 template <class T>
 struct Piece {
   LoadPlan<T> plan;
   Request request;
-  const unsigned* bits;                              // uint32[N, W] of the request
-  long long ckv_page, ckv_slot, kpe_page, kpe_slot;  // strides in elements
+  CacheStrides strides;
+  const unsigned* bits;  // uint32[N, W] of the request
   int H, W, first_row;
   bool aligned;
   float scale;        // of the scores, base 2
@@ -78,21 +90,35 @@ struct Piece {
   int step;
 };
 
+// Four neighbours of a result, wherever it starts.
+template <class T>
+__device__ __forceinline__ void store4(T* to, const float4& v) {
+  if (reinterpret_cast<unsigned long long>(to) % 8 == 0) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack2<T>(v.x, v.y), pack2<T>(v.z, v.w));
+  } else {
+    to[0] = from_float<T>(v.x);
+    to[1] = from_float<T>(v.y);
+    to[2] = from_float<T>(v.z);
+    to[3] = from_float<T>(v.w);
+  }
+}
+
 template <class T, int C, int R, int KEYS, int STAGES, int HELD>
 struct TileLayout {
-  static_assert((C == 64 || C % 128 == 0) && R % 16 == 0 && KEYS % 16 == 0, "sizes the layout is made for");
+  static_assert((C == 64 || C % 128 == 0) && C <= 512 && R % 16 == 0, "value warps share C evenly");
+  static_assert(KEYS == 16 || KEYS == 32, "the keys of a tile that a row sees are bits of one word");
   static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
   static_assert(HELD > 0 && HELD < (C + R + 63) / 64 * 2, "some k-steps in registers, some in shared memory");
   static constexpr int LINES = (C + R + 63) / 64, STEPS = 2 * LINES;
   static constexpr int BLOCKS = KEYS / 16;
   static constexpr int PITCH = 64 * LINES, HELD_PITCH = 32 * HELD + 8, QUERY_PITCH = 32 * (STEPS - HELD) + 8;
   static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
-  static constexpr int RESULT_BYTES = 8 * 16 * (64 + 8) * 4;
+  static constexpr int RESULT_BYTES = 8 * 16 * (64 + 8) * 4;  // of a warp at most 64 columns
   static constexpr int KEY_BYTES = most(STAGES * TILE_BYTES, most(HELD_BYTES, RESULT_BYTES));
   static constexpr int EARLY = (KEY_BYTES - HELD_BYTES) / TILE_BYTES;  // tiles with room beside the held queries
   static constexpr int QUERY_BYTES = TILE_ROWS * QUERY_PITCH * 2;
   static constexpr bool IS_DEEP = STAGES >= 4;
-  static constexpr int BUFFERS = IS_DEEP ? 3 : 2;  // of weights: score warps may be that many tiles ahead
+  static constexpr int BUFFERS = IS_DEEP ? 3 : 2;  // as `shrinkage` is read after the tile after next is announced
   static constexpr int EXCHANGE_BYTES = 4 * KEYS / 8 * 32 * 16;
   static constexpr int WEIGHT_BYTES = 4 * BLOCKS * 32 * 16;  // of a buffer
   static constexpr int FOLD_TILES = FOLD_KEYS / KEYS;
@@ -139,8 +165,8 @@ struct TileLayout {
   __device__ __forceinline__ static bool folds(int tile, int first_tile, int last_tile) {
     return (tile + 1 - first_tile) % FOLD_TILES == 0 || tile + 1 == last_tile;
   }
-  // Whether that is ever needed before the end.
+  // Whether that happens before the end: if not, values never leave their registers.
   __device__ __forceinline__ bool is_long() const {
-    return piece.plan.last_tile - piece.plan.first_tile >= FOLD_TILES;
+    return piece.plan.last_tile - piece.plan.first_tile > FOLD_TILES;
   }
 };

@@ -112,8 +112,8 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     if (is_read) {
       const long long page = min(max(page_ahead, 0), piece.plan.last_page);
       const int slot = position - entry_of(position) * piece.request.table.page_size;
-      of_ckv += page * piece.ckv_page + slot * piece.ckv_slot;
-      of_kpe += page * piece.kpe_page + slot * piece.kpe_slot;
+      of_ckv += page * piece.strides.ckv_page + slot * piece.strides.ckv_slot;
+      of_kpe += page * piece.strides.kpe_page + slot * piece.strides.kpe_slot;
     }
     T* to = place_of(stage, key, part);
     for (int i = 0; i + part < UNITS; i += LOADERS) {

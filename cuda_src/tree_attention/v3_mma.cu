@@ -6,7 +6,7 @@
 //            bytes when aligned is set
 // Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; both kernels together write every entry
 //            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles
-//            carry float32[G, 64, C]: scratch, sums of a piece longer than FOLD_KEYS
+//            carry float32[G, 64, C]: scratch, sums of pieces longer than FOLD_KEYS; G = 0 where none can be
 //            cuts int4[B, ceil(N * H / 64)]: scratch, how a row tile was cut (cut_of in v3_schedule.cuh)
 // Work       tree_attention_v3: grid G, block 384, one block an SM (all registers); v3_schedule.cuh cuts the work.
 //            Four score warps multiply 32 rows with half of the C + R dimensions each, partly from registers, swap
@@ -14,10 +14,12 @@
 //            and load. How they wait for each other: v3_layout.cuh.
 //            tree_attention_v3_merge: grid (ceil(N * H / 4), B), block C; a warp owns 128 columns of one row.
 // Numerics   float32 accumulation; weights are rounded to T before the second product, their sum is not. Base 2. The
-//            maximum is left stale while it grows by less than 8 (weights stay below 256), so most tiles rescale
-//            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away.
-// Requires   C 64 or a multiple of 128, R of 16; checked dtypes and shapes
-// Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120
+//            maximum is left stale while scores exceed it by at most 8 (weights stay below 512), so most tiles rescale
+//            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away, and at
+//            most 1,024 pieces in one sum of the merge.
+// Requires   C 64, 128, 256, 384 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at
+//            multiples of 16 bytes (out and lse may start anywhere)
+// Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120, as products are the limit
 // Log        H200, 2026-11-30, bfloat16, one request, 64 nodes; TFLOP/s at 64 heads x 131,072 keys, then microseconds
 //            at 8 heads x 8,192 and 64 heads x 1,024 (event time, L2 cold). Floors: 1,505, 12 and 12 us of arithmetic.
 //            Eight warps in two groups, each for scores and values of 32 rows:
@@ -60,11 +62,11 @@ __global__ void __launch_bounds__(THREADS, 1)
                       const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse,
                       float* __restrict__ partial_out, float* __restrict__ partial_score, float* __restrict__ carry,
                       int4* __restrict__ cuts, int B, int N, int H, int num_pages, int page_size, int max_pages,
-                      int max_context,
-                      long long q_nope_request_stride, long long q_nope_node_stride, long long q_nope_head_stride,
-                      long long q_pe_request_stride, long long q_pe_node_stride, long long q_pe_head_stride,
-                      long long ckv_page_stride, long long ckv_slot_stride, long long kpe_page_stride,
-                      long long kpe_slot_stride, float sm_scale, int keys, int tiles_per_slice, int aligned) {
+                      int max_context, long long q_nope_request_stride, long long q_nope_node_stride,
+                      long long q_nope_head_stride, long long q_pe_request_stride, long long q_pe_node_stride,
+                      long long q_pe_head_stride, long long ckv_page_stride, long long ckv_slot_stride,
+                      long long kpe_page_stride, long long kpe_slot_stride, float sm_scale, int keys,
+                      int tiles_per_slice, int aligned) {
   extern __shared__ __align__(128) uint4 shared[];  // whole lines, for the XOR of v3_layout.cuh
   __shared__ Piece<T> piece;
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
@@ -100,11 +102,9 @@ __global__ void __launch_bounds__(THREADS, 1)
       plan.kpe = kpe;
       plan.entries = request.table.entries;
       plan.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
-      const long long sizes = max(max(ckv_page_stride, ckv_slot_stride), max(kpe_page_stride, kpe_slot_stride));
-      const bool one_buffer = ckv_page_stride == kpe_page_stride && ckv_slot_stride == kpe_slot_stride;
-      plan.plain_keys = 0;
-      if (aligned && one_buffer && plan.page_shift >= 0 && sizes * page_size < 1ll << 31)
-        plan.plain_keys = min(request.range.context_len - request.range.first, request.range.count);
+      const CacheStrides strides = {ckv_page_stride, ckv_slot_stride, kpe_page_stride, kpe_slot_stride};
+      const int context_keys = min(request.range.context_len - request.range.first, request.range.count);
+      plan.plain_keys = aligned && plan.page_shift >= 0 && strides.is_one_buffer(page_size) ? context_keys : 0;
       plan.first = request.range.first;
       plan.last_page = num_pages - 1;
       plan.page_stride = (int)ckv_page_stride;
@@ -113,10 +113,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       plan.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
 
       piece.bits = visibility_bits + (long long)place.request * N * ((N + 31) / 32);
-      piece.ckv_page = ckv_page_stride;
-      piece.ckv_slot = ckv_slot_stride;
-      piece.kpe_page = kpe_page_stride;
-      piece.kpe_slot = kpe_slot_stride;
+      piece.strides = strides;
       piece.H = H;
       piece.W = (N + 31) / 32;
       piece.first_row = row_tile * TILE_ROWS;
@@ -155,7 +152,8 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 }
 
-constexpr int MERGED_ROWS = 4;  // of a block of the merge kernel
+constexpr int MERGED_ROWS = 4;    // of a block of the merge kernel
+constexpr int MOST_TERMS = 1024;  // of one float32 sum
 
 // Combines the pieces of each row in the order of their keys; rows of padding nodes and without keys get 0 and -inf.
 template <class T, int C>
@@ -177,9 +175,9 @@ __global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128), 2)
                          page_size,  max_pages,    max_context, keys, 1, 0};
   const Request request = request_of(tables, b);
   const long long final_row = (long long)b * N * H + row;
-  uint2* to = reinterpret_cast<uint2*>(out + final_row * C + c);
+  T* to = out + final_row * C + c;
   if (row >= request.rows || request.range.count == 0) {
-    if (has_columns) *to = make_uint2(pack2<T>(0.0f, 0.0f), pack2<T>(0.0f, 0.0f));
+    if (has_columns) store4(to, float4{});
     if (c == 0) lse[final_row] = NEGATIVE_INFINITY;
     return;
   }
@@ -196,19 +194,24 @@ __global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128), 2)
   for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, step));
   float4 sum = {};
   float total = 0.0f;
+  for (int start = 0; start < pieces; start += MOST_TERMS) {
+    float4 some = {};
+    float some_total = 0.0f;
 #pragma unroll 4
-  for (int i = 0; i < pieces; ++i) {
-    const float weight = state_weight(partial_score[partial_row(i)], largest);
-    total += weight;
-    if (!has_columns) continue;
-    const float4 value = *reinterpret_cast<const float4*>(partial_out + partial_row(i) * C + c);
-    sum.x = fmaf(weight, value.x, sum.x);
-    sum.y = fmaf(weight, value.y, sum.y);
-    sum.z = fmaf(weight, value.z, sum.z);
-    sum.w = fmaf(weight, value.w, sum.w);
+    for (int i = start; i < min(pieces, start + MOST_TERMS); ++i) {
+      const float weight = state_weight(partial_score[partial_row(i)], largest);
+      some_total += weight;
+      if (!has_columns) continue;
+      const float4 value = *reinterpret_cast<const float4*>(partial_out + partial_row(i) * C + c);
+      some.x = fmaf(weight, value.x, some.x);
+      some.y = fmaf(weight, value.y, some.y);
+      some.z = fmaf(weight, value.z, some.z);
+      some.w = fmaf(weight, value.w, some.w);
+    }
+    total += some_total;
+    sum = make_float4(sum.x + some.x, sum.y + some.y, sum.z + some.z, sum.w + some.w);
   }
   const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-  if (has_columns)
-    *to = make_uint2(pack2<T>(sum.x * inverse, sum.y * inverse), pack2<T>(sum.z * inverse, sum.w * inverse));
+  if (has_columns) store4(to, make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse));
   if (c == 0) lse[final_row] = state_score(largest, total) * LN_2;
 }

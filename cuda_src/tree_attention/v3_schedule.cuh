@@ -7,7 +7,7 @@
 // neighbours; blocks then take units in turn.
 //
 // Letters    B requests, N nodes, H heads; G blocks of the grid
-// Requires   nothing: lengths are clamped by host-known sizes in key_range
+// Requires   B * ceil(N * H / 64) below 2^31; lengths are clamped by host-known sizes in key_range
 // Source     stream-K decomposition (arXiv 2301.03598)
 #pragma once
 
@@ -28,16 +28,16 @@ struct Tables {
 struct Request {
   PageTable table;
   KeyRange range;
-  int count, rows, row_tiles, key_tiles;
+  int rows, row_tiles, key_tiles;
   int units;  // of one row tile
 };
 
 __device__ __forceinline__ Request request_of(const Tables& t, int b) {
   Request r;
   r.table = {t.page_table + (long long)b * t.max_pages, t.max_pages, t.num_pages, t.page_size};
-  r.count = clamp_length(t.num_nodes[b], t.N);
-  r.range = key_range(t.keys, clamp_length(t.context_lens[b], t.max_context), r.count, r.table);
-  r.rows = r.count * t.H;
+  const int count = clamp_length(t.num_nodes[b], t.N);
+  r.range = key_range(t.keys, clamp_length(t.context_lens[b], t.max_context), count, r.table);
+  r.rows = count * t.H;
   r.row_tiles = (r.rows + TILE_ROWS - 1) / TILE_ROWS;
   r.key_tiles = (r.range.count + t.keys_per_tile - 1) / t.keys_per_tile;
   r.units = t.tiles_per_slice > 0 ? (r.key_tiles + t.tiles_per_slice - 1) / t.tiles_per_slice : r.key_tiles;
@@ -99,7 +99,7 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
     row_tiles += __shfl_xor_sync(FULL_WARP, row_tiles, step);
   }
   int pieces = blocks;
-  if (row_tiles > 0 && row_tiles <= blocks) {
+  if (t.tiles_per_slice == 0 && row_tiles > 0 && row_tiles <= blocks) {
     const int even = blocks / row_tiles * row_tiles;  // as many pieces for every row tile of equal length
     if (10 * even >= 9 * blocks) pieces = even;
   }

@@ -2,8 +2,8 @@
 //
 // Letters    as v3_layout.cuh; a lane finishes rows r = lane / 4 and r + 8 of its warp's 16, keys 2p and 2p + 1 of
 //            every 8, p = lane % 4: the C fragments of the scores are the A fragments of the values
-// Schedule   per key tile: wait for KEYS_LOADED, multiply, arrive at WEIGHTS for the tile before (see v3_layout.cuh),
-//            swap halves within the pair, softmax
+// Schedule   per key tile: wait for KEYS_LOADED, multiply, arrive at WEIGHTS for the tile before, swap halves within
+//            the pair, softmax. With three stages arrive for the same tile, after its softmax.
 // Source     own
 #pragma once
 
@@ -175,6 +175,15 @@ struct ScoreWarp : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     if (rescales) raise_largest(buffer, found);
     if (lane() == 0) Layout::rescales(buffer)[warp()] = rescales;
 
+    // Where half an ulp of a score is more than 1, products are rounded before the shift as the maximum was: an exact
+    // one could lie far above it.
+    if (fmaxf(fabsf(largest[0]), fabsf(largest[1])) > LARGEST_EXACT) {
+#pragma unroll
+      for (int n = 0; n < 2 * BLOCKS; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] *= scale;
+      scale = 1.0f;
+    }
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       const float shift = softmax_shift(largest[upper]);

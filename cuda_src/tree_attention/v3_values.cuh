@@ -1,8 +1,8 @@
 // tree_attention/v3_values.cuh: the value warps of v3_mma.cu: loads, weighted values, results.
 //
 // Letters    as v3_layout.cuh; a lane's accumulators hold rows r = lane / 4 and r + 8 of each 16, columns 2p, 2p + 1
-// Schedule   per key tile: wait for WEIGHTS, add the tile's products, meanwhile announce a later tile whose copies are
-//            there, load a tile into the stage of the one before
+// Schedule   per key tile: wait for WEIGHTS, add the tile's products, load a tile into the stage of the one before. A
+//            later tile whose copies are there is announced meanwhile, or before it all with three stages.
 // Source     own
 #pragma once
 
@@ -15,15 +15,15 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
   using Layout::piece, Layout::keys, Loads::load_keys, Loads::value_thread;
   static constexpr int PITCH = Layout::PITCH, BLOCKS = Layout::BLOCKS;
   static constexpr int ACROSS = C >= 128 ? 8 : C / 16;  // warps that share the columns
-  static constexpr int COLS = C / ACROSS, M = ACROSS / 2;
+  static constexpr int COLS = C / ACROSS, FRAGMENTS = ACROSS / 2;  // of 16 rows
 
-  float value[M][COLS / 8][4];  // C fragments: [16 rows][8 columns]
+  float value[FRAGMENTS][COLS / 8][4];  // C fragments: [16 rows][8 columns]
 
   __device__ __forceinline__ ValueWarp(char* shared, const Piece<T>& piece) : Loads(shared, piece) {}
 
   __device__ __forceinline__ static int first_column(unsigned thread) { return thread / 32 % ACROSS * COLS; }
   // a fragment has 16 rows
-  __device__ __forceinline__ static int first_fragment(unsigned thread) { return thread / 32 / ACROSS * M; }
+  __device__ __forceinline__ static int first_fragment(unsigned thread) { return thread / 32 / ACROSS * FRAGMENTS; }
   __device__ __forceinline__ static int row_of(unsigned thread, int m, int upper) {
     return 16 * (first_fragment(thread) + m) + thread % 32 / 4 + 8 * upper;
   }
@@ -47,14 +47,14 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     if (tile < piece.plan.last_tile) named_arrive(KEYS_LOADED + tile % 2, THREADS);
   }
 
-  // Rescales rows that ask for it, then adds the tile's products; halfway, when its copies have had time to arrive,
-  // announces the tile after next.
+  // Rescales rows that ask for it, then adds the tile's products. With four stages and more, announces the tile after
+  // next halfway, when its copies have had time to arrive.
   __device__ __forceinline__ void weigh(int tile, int stage) {
     const int buffer = Layout::buffer(tile);
     const uint4 rescales = *reinterpret_cast<const uint4*>(Layout::rescales(buffer));
     if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) {
 #pragma unroll
-      for (int m = 0; m < M; ++m)
+      for (int m = 0; m < FRAGMENTS; ++m)
         if (Layout::rescales(buffer)[first_fragment(value_thread()) + m] != 0)
           rescale(m, Layout::factors(buffer));
     }
@@ -63,7 +63,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     const unsigned unit = (first_column(thread) / 8 + lane / 16) ^ (lane % 8);  // XOR as in v3_layout.cuh
     const SharedAddress row = shared_address(keys(stage) + lane % 16 * PITCH + unit * 8);
     constexpr int STEPS_OF_BLOCK = COLS / 16;
-    unsigned a[M][4], b[2][4];  // keys one step ahead of their products
+    unsigned a[FRAGMENTS][4], b[2][4];  // keys one step ahead of their products
     load_matrices_transposed(b[0], row);
 #pragma unroll
     for (int step = 0; step < BLOCKS * STEPS_OF_BLOCK; ++step) {
@@ -71,7 +71,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
       const int next_block = (step + 1) / STEPS_OF_BLOCK, next_columns = (step + 1) % STEPS_OF_BLOCK;
       if (columns == 0) {
 #pragma unroll
-        for (int m = 0; m < M; ++m) {
+        for (int m = 0; m < FRAGMENTS; ++m) {
           const uint4 both = weights[(m * BLOCKS + block) * 32];
           a[m][0] = both.x;
           a[m][1] = both.y;
@@ -87,7 +87,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
         load_matrices_transposed(b[(step + 1) % 2],
                                  flip_address(row, 32 * next_columns) + 2 * 16 * next_block * PITCH);
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
+      for (int m = 0; m < FRAGMENTS; ++m) {
         multiply_add<T>(value[m][2 * columns], a[m], b[step % 2][0], b[step % 2][1]);
         multiply_add<T>(value[m][2 * columns + 1], a[m], b[step % 2][2], b[step % 2][3]);
       }
@@ -101,7 +101,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     const bool starts = tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES;
     float* mine = piece.carry + thread;
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
       for (int upper = 0; upper < 2; ++upper) {
         const float shrink = Layout::shrinkage(Layout::buffer(tile))[row_of(thread, m, upper)];
@@ -119,7 +119,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
   __device__ __forceinline__ void take_carry() {
     const float* mine = piece.carry + value_thread();
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
       for (int n = 0; n < COLS / 8; ++n)
 #pragma unroll
@@ -155,7 +155,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
       announce(first + 1);
     }
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
       for (int n = 0; n < COLS / 8; ++n)
 #pragma unroll
@@ -177,7 +177,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     named_barrier(END, THREADS);
     if (Layout::is_long()) take_carry();
 #pragma unroll
-    for (int m = 0; m < M; ++m) rescale(m, Layout::inverse_totals());
+    for (int m = 0; m < FRAGMENTS; ++m) rescale(m, Layout::inverse_totals());
   }
 
   // Hands `write` all results, four columns of a row at a time, through shared memory: whole lines for each row.
@@ -187,7 +187,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     const unsigned thread = value_thread(), lane = thread % 32;
     float* results = reinterpret_cast<float*>(this->shared) + thread / 32 * 16 * PITCH_OUT;
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
+    for (int m = 0; m < FRAGMENTS; ++m) {
 #pragma unroll
       for (int upper = 0; upper < 2; ++upper)
 #pragma unroll
@@ -206,8 +206,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
   __device__ __forceinline__ void write_result(T* out) const {
     const int rows = piece.request.rows - piece.first_row;
     write_rows([=](int row, int column, const float4& v) {
-      const uint2 packed = make_uint2(pack2<T>(v.x, v.y), pack2<T>(v.z, v.w));
-      if (row < rows) *reinterpret_cast<uint2*>(out + (long long)row * C + column) = packed;
+      if (row < rows) store4(out + (long long)row * C + column, v);
     });
   }
 

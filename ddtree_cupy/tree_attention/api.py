@@ -120,8 +120,9 @@ def tree_attention(
         takes the arguments. NumPy arrays know "auto" and "reference".
     split_keys : int, optional
         A multiple of 32. v3_mma cuts the keys so that all multiprocessors are busy, which depends on the whole batch;
-        with this it cuts them every `split_keys`, and a request's bits never depend on its neighbours. v1 and v2 are
-        like that anyway.
+        with this it cuts them every `split_keys`, and a request's bits never depend on its neighbours in a batch of
+        the same N. Its scratch then takes 4 C bytes for every slice of every row: not for small slices of long
+        contexts. v1 and v2 are like that anyway.
     out : tuple of two arrays, optional
         Arrays to write (out, lse) into.
     workspace : array, optional

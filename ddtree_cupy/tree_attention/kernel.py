@@ -21,7 +21,6 @@ Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
 AUTOMATIC = ("v3_mma", "v2_split_kv", "v1_three_phase")  # in this order
 MOST_WIDTH = 1024  # of C and of R: a float32 sum runs over at most this many terms
-MOST_GRID = 65_535  # blocks along the second and third axis of a CUDA grid
 
 # the constants of v2_slices.cuh
 _LEAST_KEYS, _MOST_KEYS, _BLOCKS_WANTED = 256, 32768, 256
@@ -83,8 +82,8 @@ def scratch_bytes(variant: str, call: Call) -> int:
 
 def _size_refusal(call: Call) -> str:
     batch, capacity = call.q_nope.shape[:2]
-    if max(batch, capacity) > MOST_GRID:
-        return f"takes at most {MOST_GRID} requests of {MOST_GRID} nodes, got {batch} of {capacity}"
+    if max(batch, capacity) > specs.MOST_GRID:
+        return f"takes at most {specs.MOST_GRID} requests of {specs.MOST_GRID} nodes, got {batch} of {capacity}"
     if all(size % 16 == 0 and 0 < size <= MOST_WIDTH for size in call.head_sizes):
         return ""
     sizes = "{} and {}".format(*call.head_sizes)

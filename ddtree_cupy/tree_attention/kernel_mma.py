@@ -13,6 +13,7 @@ from ddtree_cupy.tree_attention.kernel_call import Call
 from ddtree_cupy.tree_attention.kernel_specs import (
     CACHE_STRIDES,
     KEYS,
+    MOST_GRID,
     QUERY_STRIDES,
     attention_inputs,
     results,
@@ -129,9 +130,27 @@ def refusal(call: Call) -> str:
     if call.head_sizes not in HEAD_SIZES:
         listed = " or ".join(map(str, HEAD_SIZES))
         return f"takes head sizes (C, R) of {listed}, got {call.head_sizes}; v2_split_kv takes multiples of 16"
+    batch, capacity, num_heads, _ = call.q_nope.shape
+    if batch > MOST_GRID or batch * _row_tiles(call) >= 2**31:
+        return f"takes at most {MOST_GRID} requests and 2**31 row tiles, got {batch} of {capacity} x {num_heads} rows"
+    found = architecture(call.backend)
+    if found and int(found.removeprefix("sm_")) < 80:
+        return f"needs sm_80 or newer, this device is {found}; v2_split_kv takes it"
     if choose_config(call) is None:
         return f"fits no {shared_limit(call.backend)} bytes of shared memory; v2_split_kv does"
     return ""
+
+
+def _row_tiles(call: Call) -> int:
+    """Return how many row tiles a request has at most."""
+    return -(-call.q_nope.shape[1] * call.q_nope.shape[2] // TILE_ROWS)
+
+
+def _tiles_per_slice(call: Call, config: Config) -> int:
+    """Return the key tiles of a slice, 0 where keys are cut freely; no more than there are keys, so that int32 holds."""
+    if call.split_keys is None:
+        return 0
+    return min(call.split_keys, -(-max(call.most_keys, 1) // 32) * 32) // config.keys
 
 
 def choose_config(call: Call) -> Config | None:
@@ -145,19 +164,19 @@ def choose_config(call: Call) -> Config | None:
 
 def scratch_sizes(call: Call) -> Sizes:
     """Return the scratch arrays of a call."""
-    batch, capacity, num_heads, head_dim_ckv = call.q_nope.shape
+    batch, _, _, head_dim_ckv = call.q_nope.shape
     blocks = multiprocessors(call.backend)
     slots = 2 * blocks
     if call.split_keys is not None:
         slices = -(-call.most_keys // call.split_keys)
-        slots = batch * -(-capacity * num_heads // TILE_ROWS) * slices if slices > 1 else 0
+        slots = batch * _row_tiles(call) * slices if slices > 1 else 0
     config = choose_config(call)
     assert config is not None, "refusal() was asked first"
-    carries = blocks if -(-call.most_keys // config.keys) * config.keys >= FOLD_KEYS else 0  # whole tiles are folded
+    carries = blocks if -(-call.most_keys // config.keys) * config.keys > FOLD_KEYS else 0  # whole tiles are folded
     return {
         "partial_out": ((slots, TILE_ROWS, head_dim_ckv), np.float32),
         "partial_score": ((slots, TILE_ROWS), np.float32),
-        "cuts": ((batch, -(-capacity * num_heads // TILE_ROWS), 4), np.int32),
+        "cuts": ((batch, _row_tiles(call), 4), np.int32),
         "carry": ((carries, TILE_ROWS, head_dim_ckv), np.float32),
     }
 
@@ -170,7 +189,7 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
     partials = scratch["partial_out"], scratch["partial_score"]
     cuts = scratch["cuts"]
     blocks = multiprocessors(call.backend)
-    per_slice = 0 if call.split_keys is None else call.split_keys // config.keys
+    per_slice = _tiles_per_slice(call, config)
     sizes = (batch, capacity, num_heads, *call.page_sizes)
     keys = KEYS[call.keys]
     get_kernel(attend_spec(call.dtype, *call.head_sizes, config), call.backend)(

@@ -5,6 +5,7 @@ from functools import cache
 from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, ints, register
 
 KEYS = {"all": 0, "context": 1, "tree": 2}
+MOST_GRID = 65_535  # blocks along the second and third axis of a CUDA grid
 STATIC_SHARED_BYTES = 1024  # room for the kernels' own small arrays
 
 WARPS, _TILE = 4, 32  # constants of v2_slices.cuh
