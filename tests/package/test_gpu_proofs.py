@@ -237,3 +237,24 @@ def test_torch_bfloat16_arrives_without_a_copy():
     assert q_nope.data.ptr == tensor.data_ptr()
     out, lse = tree_attention(arguments[0], q_nope, *arguments[2:], sm_scale=case.sm_scale)
     assert_state(case, *GPU.get((out, lse)))
+
+
+def test_interop_shares_containers_with_torch_both_ways():
+    torch = pytest.importorskip("torch")
+    import cupy
+
+    from ddtree_cupy.interop import from_torch, to_torch
+
+    case = tree_case(np.random.default_rng(6), [3], [9], head_dims=(16, 16), dtype=BFLOAT16)
+    tree, kv = DraftTree.from_parents(np.arange(5), [-1, 0, 0, 1, 3]), case.kv
+    for container in GPU.put((tree, kv)):
+        tensors = to_torch(container)
+        again = from_torch(tensors, type(container), xp=cupy)
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor):  # None, or a host integer
+                assert getattr(again, name) == getattr(container, name)
+                continue
+            assert tensor.is_cuda
+            shared = getattr(container, name).data.ptr, getattr(again, name).data.ptr
+            assert shared == (tensor.data_ptr(), tensor.data_ptr())
+            assert_identical(cupy.asnumpy(getattr(again, name)), cupy.asnumpy(getattr(container, name)))
