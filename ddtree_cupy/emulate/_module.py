@@ -32,7 +32,7 @@ class Module:
         Template instances, such as `"scale<float, 4>"`. Kernels declared `extern "C"` need none.
     strict : bool
         Report what some GPUs forgive: a `__syncthreads` after some threads of the block left, different call sites
-        that meet in one barrier, masks that name absent lanes.
+        that meet in one barrier, a named barrier that is half full when the block ends, masks that name absent lanes.
     flush_subnormals : bool
         Treat subnormal floats as zero while a kernel runs, as CuPy's `-ftz=true` does. The CPU has one switch for
         both widths, so float64 subnormals are flushed too, which a GPU never does; pass False for a kernel whose
@@ -78,9 +78,9 @@ class Module:
         self.strict = strict
         self.flush_subnormals = flush_subnormals
         names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
+        self._shared_alignment = shared_alignment(code)
         built = build(translate(code, names, name=self.name), _compiler_options(options))
         self._native = NativeModule(built.library, built.runtime)
-        self._shared_alignment = shared_alignment(code)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -124,8 +124,8 @@ class Function:
         args : sequence
             NumPy arrays (or None, a null pointer) for pointers, NumPy scalars of the exact type for the rest.
         shared_mem : int
-            Bytes of dynamic shared memory; the kernel gets exactly that many, aligned as its declaration asks (to 16
-            bytes at least) and no better.
+            Bytes of dynamic shared memory; the kernel gets exactly that many, aligned to the largest alignment that
+            a declaration anywhere in the module asks for (16 bytes at least) and no better.
         seed : int, optional
             Schedule, as in `active`; default: that of the enclosing `active` block, else 0.
         strided : bool

@@ -8,9 +8,10 @@ import re
 
 from ddtree_cupy.errors import CompileError
 
-_QUALIFIER = r"(?:__shared__|__align__\s*\([^()]*\)|alignas\s*\([^()]*\)|volatile)"
+_QUALIFIER = r"(?:__shared__|(?:__align__|alignas)\s*\((?:[^()]|\([^()]*\))*\)|volatile)"
 _DYNAMIC = re.compile(rf"\bextern\s+((?:{_QUALIFIER}\s+)+)([A-Za-z_][\w:<>,\s]*?)\s*\b([A-Za-z_]\w*)\s*\[\s*\]\s*;")
-_ALIGNMENT = re.compile(r"(?:__align__|alignas)\s*\(\s*(\d+)\s*\)")
+_ALIGNMENT = re.compile(r"(?:__align__|alignas)\s*\(\s*((?:[^()]|\([^()]*\))*?)\s*\)")
+_LINE = re.compile(r'#line (\d+) "([^"]*)"')
 _ANGLE_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>[^\n]*$", re.MULTILINE)
 _EXTERN_C = re.compile(r'\bextern\s*"C"\s+(?=__global__)')
 _KERNEL = re.compile(
@@ -39,13 +40,35 @@ def kernel_names(code: str) -> list[str]:
 
 
 def shared_alignment(code: str) -> int:
-    """Return the alignment in bytes that the declarations of dynamic shared memory ask for, 16 at least."""
-    wanted = [
-        int(number)
-        for qualifiers, _, _ in _DYNAMIC.findall(blank_comments(code))
-        for number in _ALIGNMENT.findall(qualifiers)
-    ]
-    return max([16, *wanted])
+    """Return the largest alignment in bytes that any declaration of dynamic shared memory asks for, 16 at least.
+
+    Raises
+    ------
+    CompileError
+        An alignment is no number (a macro, a type) or no power of two; the message quotes the declaration.
+    """
+    text, wanted = blank_comments(code), [16]
+    for declaration in _DYNAMIC.finditer(text):
+        if "__shared__" not in declaration.group(1):
+            continue
+        for given in _ALIGNMENT.findall(declaration.group(1)):
+            if not re.fullmatch(r"[1-9][0-9]*", given) or int(given).bit_count() != 1:
+                quoted = " ".join(declaration.group().split())
+                raise CompileError(
+                    f"{_place(text, declaration.start())}: error: `{quoted}` is aligned to `{given}`, expected a "
+                    "number, a power of two in decimal digits"
+                )
+            wanted.append(int(given))
+    return max(wanted)
+
+
+def _place(text: str, position: int) -> str:
+    """Return file and line of a position, as the last `#line` directive before it counts them."""
+    lines = text[:position].split("\n")
+    for since, line in enumerate(reversed(lines)):
+        if found := _LINE.match(line):
+            return f"{found[2]}:{int(found[1]) + since - 1}"
+    return f"line {len(lines)}"
 
 
 def _closing_brace(text: str, position: int) -> int:

@@ -143,7 +143,8 @@ def refusal(call: Call) -> str:
 
 def _row_tiles(call: Call) -> int:
     """Return how many row tiles a request has at most."""
-    return -(-call.q_nope.shape[1] * call.q_nope.shape[2] // TILE_ROWS)
+    _, capacity, num_heads, _ = map(int, call.q_nope.shape)
+    return -(-capacity * num_heads // TILE_ROWS)
 
 
 def _tiles_per_slice(call: Call, config: Config) -> int:

@@ -47,6 +47,16 @@ def test_partial_warp_names_the_missing_lanes():
         run("if (blockIdx.x == 1) x[0] = __shfl_down_sync(0xffffffffu, 1.f, 1);", threads=16, blocks=2)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_named_barrier_left_half_full_is_reported(seed):
+    arrive = "if (threadIdx.x < 32)\nemu_named_arrive(3, 64, EMU_HERE);\nx[threadIdx.x] = 1;"
+    with pytest.raises(EmulatorError, match=r"kernel\.cu:3: named barrier 3 is half full .*: 32 of 64 threads arrived"):
+        run(arrive, seed=seed)
+    assert run(arrive, seed=seed, strict=False).sum() == 64
+    rest = "if (threadIdx.x >= 32) emu_named_barrier(3, 64, nullptr, nullptr, EMU_HERE);"
+    assert run(f"{arrive}\n{rest}", seed=seed, blocks=2).sum() == 64
+
+
 def test_forgiven_misuse_runs_without_strict():
     body = "if (threadIdx.x == 5) return;\n__syncthreads();\nx[threadIdx.x] = 1;"
     assert run(body, strict=False).sum() == 63

@@ -21,11 +21,11 @@ code = """extern "C" __global__ void k(const float* x, float* y, int n) {
 }"""
 x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
 function = emulate.Module(code).get_function("k")
-for seed in range(2):
+for seed in range(int(sys.argv[1])):
     function((2,), (64,), (x, y, np.int32(2147483647)), 256, seed)
 print("finished", y.sum())
 '''
-# Reductions, dynamic and static shared memory, warp operations, early loops: nothing here is wrong.
+# Reductions, dynamic and static shared memory, warp operations, named barriers, early loops: nothing here is wrong.
 GOOD = """
   __shared__ float s[64];
   extern __shared__ float d[];
@@ -40,6 +40,10 @@ GOOD = """
   y[t] = s[t & 31];
   __syncthreads();
   atomicAdd(&y[0], 0.0f);
+  if (t < 32) s[t] = x[t];
+  if (t < 32) emu_named_arrive(1, 64, EMU_HERE);
+  else emu_named_barrier(1, 64, nullptr, nullptr, EMU_HERE);
+  if (t >= 32) y[t] = s[t - 32];
 """
 
 
@@ -49,10 +53,15 @@ def gnu_compiler():
         pytest.skip("the sanitizer modes need g++")
 
 
-def run(kind, body):
+def run(kind, body, seeds=2):
     environment = os.environ | emulate.sanitizer_environment(kind) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.run(
-        [sys.executable, "-c", CHILD % body], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", CHILD % body, str(seeds)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     return child.returncode, child.stdout, child.stderr
 
@@ -82,6 +91,38 @@ def test_fault_is_reported(kind, body, report):
     assert code != 0, out
     assert report in err
     assert "kernel.cu:" in err
+
+
+@pytest.mark.parametrize(
+    ("body", "report"),
+    [
+        ("y[t] = s[t - 1];", "use-after-poison"),
+        ("s[t - 1] = 1;", "use-after-poison"),
+        ("y[t] = s[t + 1];", "heap-buffer-overflow"),
+        ("s[t + 1] = 1;", "heap-buffer-overflow"),
+    ],
+    ids=["read-before", "write-before", "read-after", "write-after"],
+)
+def test_dynamic_shared_memory_ends_on_both_sides(body, report):
+    code, out, err = run("asan", f"extern __shared__ float s[];\ns[t] = 1;\n__syncthreads();\n{body}")
+    assert code != 0, out
+    assert report in err
+    assert "kernel.cu:6" in err
+
+
+def test_arriving_at_a_named_barrier_orders_nothing_after_it():
+    body = """__shared__ float s[64];
+    s[t] = t;
+    if (t < 32) emu_named_barrier(1, 64, nullptr, nullptr, EMU_HERE);
+    else emu_named_arrive(1, 64, EMU_HERE);
+    %s"""
+    # in index order thread 63 arrives last, so nobody waits any more, but only those who wait see the others' stores
+    code, _, err = run("tsan", body % "if (t == 63) y[t] = s[0];", seeds=1)
+    assert code == 66
+    assert "data race" in err
+    assert "kernel.cu:7" in err
+    code, _, err = run("tsan", body % "if (t == 0) y[t] = s[63];", seeds=2)
+    assert code == 0, err
 
 
 def test_wrong_start_is_explained(monkeypatch):

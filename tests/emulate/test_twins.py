@@ -1,10 +1,12 @@
 """What host twins of PTX instructions are built from: cp.async queues, warp functions, named barriers, waits."""
 
+import re
+
 import numpy as np
 import pytest
 
 from ddtree_cupy import emulate
-from ddtree_cupy.errors import EmulatorError
+from ddtree_cupy.errors import CompileError, EmulatorError
 from ddtree_cupy.testing import assert_identical
 
 pytestmark = pytest.mark.emulate
@@ -127,13 +129,14 @@ def test_waits_pass_data_from_warp_to_warp(seed):
 
 
 ARRIVE = r"""
-extern "C" __global__ void hand_over(const int* x, int* y, int same) {
+extern "C" __global__ void hand_over(const int* x, int* y, int same, int early) {
   __shared__ int slot[2][32];
   const int lane = threadIdx.x % 32;
   if (threadIdx.x < 32) {  // may be one round ahead, so the rounds need a barrier each
     for (int i = 0; i < 2; ++i) {
+      if (early) emu_named_arrive(same ? 1 : 1 + i, 64, EMU_HERE);
       slot[i][lane] = x[32 * i + lane];
-      emu_named_arrive(same ? 1 : 1 + i, 64, EMU_HERE);
+      if (!early) emu_named_arrive(same ? 1 : 1 + i, 64, EMU_HERE);
     }
   } else {
     int unused = 0;
@@ -151,11 +154,24 @@ def test_arriving_does_not_wait_and_arriving_twice_is_reported():
     x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     for seed in range(8):
         y[:] = 0
-        module.get_function("hand_over")((1,), (64,), (x, y, np.int32(0)), 0, seed)
+        module.get_function("hand_over")((1,), (64,), (x, y, np.int32(0), np.int32(0)), 0, seed)
         assert_identical(y, x)
-    ahead = {"args": (x, y, np.int32(1)), "seed": 0}  # in index order the first warp is ahead
+    ahead = {"args": (x, y, np.int32(1), np.int32(0)), "seed": 0}  # in index order the first warp is ahead
     with pytest.raises(EmulatorError, match=r"thread \(\d+,0,0\).*arrives at named barrier 1 again before it has comp"):
         module.get_function("hand_over")((1,), (64,), **ahead)
+
+
+def test_arriving_before_the_store_is_found_by_some_seed():
+    function = emulate.Module(ARRIVE).get_function("hand_over")
+    x, wrong = np.arange(64, dtype=np.int32), {0: 0, 1: 0}
+    for early in wrong:
+        for seed in range(40):
+            y = np.zeros_like(x)
+            function((1,), (64,), (x, y, np.int32(0), np.int32(early)), 0, seed)
+            assert_identical(y, np.where(y == -1, y, x))  # -1: what nobody has written yet
+            wrong[early] += int((y == -1).any())
+    assert wrong[0] == 0
+    assert wrong[1] > 0  # about one seed in seven
 
 
 @pytest.mark.parametrize(("declared", "wanted"), [("", 16), ("__align__(128)", 128), ("alignas(32)", 32)])
@@ -168,3 +184,32 @@ def test_dynamic_shared_memory_is_aligned_as_declared_and_no_better(declared, wa
     address = np.zeros(1, np.uint64)
     emulate.Module(code).get_function("where")((1,), (1,), (address,), 64)
     assert address[0] % (2 * wanted) == wanted
+
+
+@pytest.mark.parametrize("given", ["SIZE", "float4", "sizeof(float4)", "0x80", "24"])
+@pytest.mark.parametrize("word", ["__align__", "alignas"])
+def test_alignment_of_dynamic_shared_memory_rejects_all_but_numbers(word, given):
+    code = f"""#define SIZE 128
+    extern "C" __global__ void where(int* y) {{
+      extern __shared__ __align__(32) char fine[];  // {word}({given})
+      extern __shared__  {word}({given}) float s[];
+    }}"""
+    declaration = f"`extern __shared__ {word}({given}) float s[];` is aligned to `{given}`, expected a number"
+    with pytest.raises(CompileError, match=re.escape(f"kernel.cu:4: error: {declaration}")):
+        emulate.Module(code)
+
+
+def test_dynamic_shared_memory_is_aligned_to_the_largest_declaration():
+    code = """
+    extern __align__(512) int elsewhere[];
+    extern "C" __global__ void one(unsigned long long* y) {
+      extern __shared__ char s[];
+      y[0] = (unsigned long long)s;
+    }
+    extern "C" __global__ void other(float* y) {
+      extern __shared__ __align__(64) float t[];
+      y[0] = t[0];
+    }"""
+    address = np.zeros(1, np.uint64)
+    emulate.Module(code).get_function("one")((1,), (1,), (address,), 64)
+    assert address[0] % 128 == 64

@@ -21,6 +21,7 @@
 #if defined(EMU_ASAN)
 extern "C" void __sanitizer_start_switch_fiber(void**, const void*, size_t);
 extern "C" void __sanitizer_finish_switch_fiber(void*, const void**, size_t*);
+extern "C" void __asan_poison_memory_region(void const volatile*, size_t);
 extern "C" void __asan_unpoison_memory_region(void const volatile*, size_t);
 #endif
 #if defined(EMU_TSAN)

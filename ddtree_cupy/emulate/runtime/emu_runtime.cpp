@@ -66,10 +66,12 @@ static void entry() {
   --S.alive;
   EMU_RELEASE(&S.done_tag);
   leave_barriers(me);
-  if (S.alive)
+  if (S.alive) {
     yield();
-  else
+  } else {
+    check_named_barriers();
     run(S.host);
+  }
   abort();  // nobody switches back to a finished thread
 }
 
@@ -166,10 +168,16 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
                (unsigned long long)l.shared_bytes);
       return 1;
     }
+#if defined(EMU_ASAN)
+    if (allocated) __asan_poison_memory_region(allocated, l.shared_alignment);  // so that s[-1] is reported
+#endif
     char* dynamic = allocated ? static_cast<char*>(allocated) + l.shared_alignment : nullptr;
     if (dynamic) fill_poison(dynamic, l.shared_bytes);
     emu_ctx.dynamic_shared = dynamic;
     run_block(n, l.block);
+#if defined(EMU_ASAN)
+    if (allocated) __asan_unpoison_memory_region(allocated, l.shared_alignment);
+#endif
     free(allocated);
   }
   l.switches = S.switches;

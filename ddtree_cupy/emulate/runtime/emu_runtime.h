@@ -64,6 +64,7 @@ EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void**
 // given, with the pointers in the order of thread numbers (a twin of a warpgroup-wide instruction).
 EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(void** deposits, unsigned count),
                                emu_where where);
+// emu_named_arrive does not wait for them, but in a random schedule others may run before it returns.
 EMU_API void emu_named_arrive(int id, unsigned count, emu_where where);
 
 // Blocks this thread until `ready(state)` is true (twin of an mbarrier wait). A wait that can never end is a

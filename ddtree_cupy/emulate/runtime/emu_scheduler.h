@@ -28,6 +28,7 @@ struct BlockBarrier {
 };
 struct NamedBarrier {
   unsigned count = 0, arrived = 0;
+  emu_where where{"", 0};       // of the newest arrival
   void* deposits[1024] = {};
   bool has_arrived[1024] = {};  // by thread, since the barrier last completed
 };
@@ -152,5 +153,6 @@ inline void yield() {
 // emu_sync.cpp: what a thread that leaves the kernel changes for those who wait.
 void leave_barriers(Fiber& fiber);
 void reset_barriers();
+void check_named_barriers();  // at the end of a block
 
 }  // namespace emu_rt

@@ -47,6 +47,15 @@ void leave_barriers(Fiber& fiber) {
   }
 }
 
+void check_named_barriers() {
+  for (int id = 0; id < 16; ++id) {
+    const NamedBarrier& barrier = S.named[id];
+    if (S.launch->strict && barrier.arrived)
+      emu_fail(barrier.where, "named barrier %d is half full at the end of the block: %u of %u threads arrived", id,
+               barrier.arrived, barrier.count);
+  }
+}
+
 void reset_barriers() {
   S.barrier = BlockBarrier();
   for (NamedBarrier& barrier : S.named)
@@ -116,6 +125,7 @@ static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where 
     emu_fail(where, "this thread arrives at named barrier %d again before it has completed: %u of %u threads", id,
              barrier.arrived, count);
   barrier.count = count;
+  barrier.where = where;
   barrier.has_arrived[S.current->linear] = true;
   barrier.deposits[S.current->linear] = mine;
   ++barrier.arrived;
@@ -123,12 +133,12 @@ static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where 
   return barrier;
 }
 
+// Orders nothing for TSan: every arrival has released, and only those who wait acquire, so that a thread that merely
+// arrives (bar.arrive) is ordered after nobody, even if it is the last.
 static void complete_named(int id, NamedBarrier& barrier) {
   barrier.arrived = 0;
   memset(barrier.deposits, 0, sizeof barrier.deposits);
   memset(barrier.has_arrived, 0, sizeof barrier.has_arrived);
-  EMU_ACQUIRE(&barrier);
-  EMU_RELEASE(&barrier);
   for (unsigned i = 0; i < S.num_threads; ++i)
     if (S.fibers[i].state == State::named_barrier && S.fibers[i].barrier == id) set_ready(S.fibers[i]);
 }
@@ -189,13 +199,14 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
                                emu_where where) {
   NamedBarrier& barrier = arrive_named(id, count, mine, where);
   if (barrier.arrived == count) {
-    EMU_ACQUIRE(&barrier);
     if (fn) {
+      EMU_ACQUIRE(&barrier);
       void* deposits[1024];
       unsigned n = 0;
       for (unsigned i = 0; i < S.num_threads; ++i)
         if (barrier.deposits[i]) deposits[n++] = barrier.deposits[i];
       fn(deposits, n);
+      EMU_RELEASE(&barrier);
     }
     complete_named(id, barrier);
   } else {
@@ -209,6 +220,7 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
 EMU_API void emu_named_arrive(int id, unsigned count, emu_where where) {
   NamedBarrier& barrier = arrive_named(id, count, nullptr, where);
   if (barrier.arrived == count) complete_named(id, barrier);
+  if (emu_ctx.random_schedule && (next_random() & 1)) yield();  // else what follows would never come too late
 }
 
 EMU_API void emu_wait_until(int (*ready)(void* state), void* state, emu_where where) {
