@@ -148,7 +148,7 @@ def _row_tiles(call: Call) -> int:
 
 
 def _tiles_per_slice(call: Call, config: Config) -> int:
-    """Return the key tiles of a slice, 0 where keys are cut freely; no more than there are keys, so that int32 holds."""
+    """Return the key tiles of a slice, at most as many as there are; 0 where keys are cut freely."""
     if call.split_keys is None:
         return 0
     return min(call.split_keys, -(-max(call.most_keys, 1) // 32) * 32) // config.keys
