@@ -157,9 +157,13 @@ def _tiles_per_slice(call: Call, config: Config) -> int:
 def choose_config(call: Call) -> Config | None:
     """Return the configuration made for the device's architecture, else the first that its shared memory holds."""
     width, words = sum(call.head_sizes), words_per_row(call.q_nope.shape[1])
-    limit = shared_limit(call.backend) - STATIC_SHARED_BYTES
-    fitting = [config for config in CONFIGS if config.shared_bytes(width, words) <= limit]
-    made_for_it = [config for config in fitting if architecture(call.backend) in config.archs]
+    return _choose(CONFIGS, architecture(call.backend), shared_limit(call.backend), width, words)
+
+
+@cache
+def _choose(configs: tuple[Config, ...], arch: str, limit: int, width: int, words: int) -> Config | None:
+    fitting = [config for config in configs if config.shared_bytes(width, words) <= limit - STATIC_SHARED_BYTES]
+    made_for_it = [config for config in fitting if arch in config.archs]
     return next(iter(made_for_it or fitting), None)
 
 
