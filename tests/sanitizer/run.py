@@ -3,7 +3,9 @@
 The memory pool is off (a pooled allocator hides accesses out of bounds) and Hypothesis draws five examples a test.
 """
 
+import collections
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,12 @@ def start(tool, log):
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
+def kernels_named(text):
+    """Count the reports by the kernel they name first."""
+    reports = re.findall(r"^=+ *(?:Error|Warning): .*", text, re.MULTILINE)
+    return collections.Counter(match[0] for report in reports if (match := re.search(r"\w+(?=[<(])", report)))
+
+
 def main(tools):
     began = time.perf_counter()
     folder = Path(tempfile.mkdtemp())
@@ -54,7 +62,9 @@ def main(tools):
         ]
         print(f"{tool}: exit {code} after {time.perf_counter() - began:.0f} s; {'; '.join(summary[-3:])}")
         if code:
-            print(text[-4000:])
+            for kernel, number in kernels_named(text).most_common():
+                print(f"  {number} reports name {kernel}")
+            print(text[:2000], "...", text[-2000:], sep="\n")
     return int(failed)
 
 
