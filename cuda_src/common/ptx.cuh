@@ -106,7 +106,8 @@ __device__ __forceinline__ unsigned pack2<__half>(float low, float high) {
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// the same without waiting: counts as arrived for those who do
+// the same without waiting: counts as arrived for those who do. When the barrier completes, what this thread wrote
+// before is visible to them and what it read before has been read (PTX ISA, "bar, barrier")
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
