@@ -74,7 +74,7 @@ FAULTS = {
     ),
     "tile read before its copy ends": Fault(
         V3,
-        "copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();",
+        "copy_async_wait<STAGES - 4>();",
         "copy_async_wait<STAGES - 1>();",
         f"{MMA_TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
     ),

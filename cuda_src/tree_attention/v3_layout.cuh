@@ -34,16 +34,18 @@
 #include "common/softmax_state.cuh"
 #include "tree_attention/v3_schedule.cuh"
 
-constexpr float STALE_BY = 8.0f;   // how far a score, base 2, may exceed the maximum in use: weights up to 512
-constexpr float LARGEST_EXACT = 16777216.0f;  // 2^24: half an ulp of a score is at most 1
-constexpr int FOLD_KEYS = 16384;   // 1,024 products of 16 keys
+constexpr float STALE_BY = 8.0f;              // how far a score, base 2, may exceed the maximum in use
+constexpr float LARGEST_EXACT = 16777216.0f;  // 2^24: half an ulp of a score is at most 1, so weights stay below 512
+constexpr int FOLD_KEYS = 16384;              // 1,024 products of 16 keys
 constexpr int VALUE_THREADS = 256;
 constexpr int SCORE_THREADS = 128;
 constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
 constexpr int FIRST_SCORE_THREAD = VALUE_THREADS;
 
+constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 
+// ids of named barriers
 constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, WEIGHTS = 5, KEYS_LOADED = 7, PAIR = 9;
 
 // What every tile's loads need, in few wide reads.
@@ -85,7 +87,7 @@ struct Piece {
   int4* cut;          // where to tell the merge kernel how the row tile is cut; null unless this is its first piece
   int num_units;
   bool is_whole;      // whether it spans all keys of its rows
-  // the block's walk over units: the next one, where it ends, from one slice to the next
+  // the block's walk: the next unit, the one to stop at, how many there are in all, from one slice to the next
   long long unit, stop, units;
   int step;
 };
@@ -105,7 +107,8 @@ __device__ __forceinline__ void store4(T* to, const float4& v) {
 
 template <class T, int C, int R, int KEYS, int STAGES, int HELD>
 struct TileLayout {
-  static_assert((C == 64 || C % 128 == 0) && C <= 512 && R % 16 == 0, "value warps share C evenly");
+  static_assert(C == 64 || C == 128 || C == 256 || C == 512, "a value warp has a power of two of columns");
+  static_assert(R % 16 == 0, "a k-step has 16 dimensions");
   static_assert(KEYS == 16 || KEYS == 32, "the keys of a tile that a row sees are bits of one word");
   static_assert(STAGES >= 3, "one tile is weighed, one scored, one loaded");
   static_assert(HELD > 0 && HELD < (C + R + 63) / 64 * 2, "some k-steps in registers, some in shared memory");
@@ -115,7 +118,8 @@ struct TileLayout {
   static constexpr int TILE_BYTES = KEYS * PITCH * 2, HELD_BYTES = TILE_ROWS * HELD_PITCH * 2;
   static constexpr int RESULT_BYTES = 8 * 16 * (64 + 8) * 4;  // of a warp at most 64 columns
   static constexpr int KEY_BYTES = most(STAGES * TILE_BYTES, most(HELD_BYTES, RESULT_BYTES));
-  static constexpr int EARLY = (KEY_BYTES - HELD_BYTES) / TILE_BYTES;  // tiles with room beside the held queries
+  // first tiles that have room beside the held queries
+  static constexpr int EARLY = least((KEY_BYTES - HELD_BYTES) / TILE_BYTES, STAGES - 1);
   static constexpr int QUERY_BYTES = TILE_ROWS * QUERY_PITCH * 2;
   static constexpr bool IS_DEEP = STAGES >= 4;
   static constexpr int BUFFERS = IS_DEEP ? 3 : 2;  // as `shrinkage` is read after the tile after next is announced
@@ -155,7 +159,7 @@ struct TileLayout {
   __device__ __forceinline__ static constexpr int k_step(int half, int step) {
     return step / 2 * 4 + 2 * half + step % 2;
   }
-  // Of the k-steps of a half every other stays in shared memory, so that its bandwidth is asked for evenly.
+  // K-steps in registers and in shared memory alternate, so that its bandwidth is asked for evenly.
   __device__ __forceinline__ static constexpr int held_before(int step) { return step * HELD / STEPS; }
   __device__ __forceinline__ static constexpr bool is_held(int step) {
     return held_before(step + 1) > held_before(step);

@@ -12,12 +12,13 @@
 //            Four score warps multiply 32 rows with half of the C + R dimensions each, partly from registers, swap
 //            halves in pairs and do the softmax of 16 rows each. Eight value warps own 64 rows x C / 8 columns each,
 //            and load. How they wait for each other: v3_layout.cuh.
-//            tree_attention_v3_merge: grid (ceil(N * H / 4), B), block C; a warp owns 128 columns of one row.
+//            tree_attention_v3_merge: grid (ceil(N * H / 4), B), block 128 * ceil(C / 128); a warp owns 128
+//            columns of one row.
 // Numerics   float32 accumulation; weights are rounded to T before the second product, their sum is not. Base 2. The
 //            maximum is left stale while scores exceed it by at most 8 (weights stay below 512), so most tiles rescale
 //            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away, and at
 //            most 1,024 pieces in one sum of the merge.
-// Requires   C 64, 128, 256, 384 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at
+// Requires   C 64, 128, 256 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at
 //            multiples of 16 bytes (out and lse may start anywhere)
 // Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120, as products are the limit
 // Log        H200, 2026-11-30, bfloat16, one request, 64 nodes; TFLOP/s at 64 heads x 131,072 keys, then microseconds
@@ -38,9 +39,12 @@
 //            factors only where a maximum rose, tiles announced halfway        379       48      51
 //            this form: 8 of 18 k-steps held; a warmer card, run of the README 358       49      54
 //            At 358: tensor pipe 57 %, shared memory 61 %, issue slots 30 %, L2 17 %. A score warp waits for nobody:
-//            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900.
-//            Tried and not kept: three stages 267, 16 keys a tile 289; two teams of score warps that take tiles in
-//            turn, all dimensions each, no swap of halves: 389 beside 357, but 222 KB of shared memory.
+//            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900 (sampled
+//            at 366, the line before in a warmer card).
+//            Corrected since and not timed: scores beyond LARGEST_EXACT, results that start anywhere, long merges.
+//            Tried and not kept: value warps told a tile later with three stages 267, with 16 keys a tile 289; two
+//            teams of score warps that take tiles in turn, all dimensions each, no swap of halves: 389 beside 357,
+//            but 222 KB of shared memory.
 //            RTX PRO 6000, a prediction, nothing was run: 16 keys take its tensor cores 2,176 cycles (1,024 operations
 //            a cycle and SM), softmax and loads fit beside them as they do here, so 65 to 75 % of the 417 TFLOP/s that
 //            a published product of 8192^3 reaches: 270 to 310 TFLOP/s, 3.8 to 4.3 ms at 64 heads x 131,072 keys.

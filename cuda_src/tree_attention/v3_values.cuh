@@ -79,9 +79,11 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
           a[m][3] = both.w;
         }
       }
-      if (Layout::IS_DEEP && step == BLOCKS * STEPS_OF_BLOCK / 2) {
-        copy_async_wait<(STAGES > 4 ? STAGES - 4 : 0)>();
-        announce(tile + 2);
+      if constexpr (Layout::IS_DEEP) {
+        if (step == BLOCKS * STEPS_OF_BLOCK / 2) {
+          copy_async_wait<STAGES - 4>();
+          announce(tile + 2);
+        }
       }
       if (next_block < BLOCKS)
         load_matrices_transposed(b[(step + 1) % 2],
@@ -137,7 +139,7 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
   // All rows over the key tiles of the piece, divided by their totals.
   __device__ __forceinline__ void attend(const T* nope, long long nope_node, long long nope_head, const T* pe,
                                          long long pe_node, long long pe_head) {
-    constexpr int EARLY = Layout::EARLY < STAGES - 1 ? Layout::EARLY : STAGES - 1;
+    constexpr int EARLY = Layout::EARLY;
     const int first = piece.plan.first_tile;
     Loads::load_queries(nope, nope_node, nope_head, pe, pe_node, pe_head);
     Loads::fetch_page(first, value_thread());

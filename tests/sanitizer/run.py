@@ -1,6 +1,9 @@
 """Run the GPU tests under compute-sanitizer, all tools side by side: `python tests/sanitizer/run.py [tool ...]`.
 
 The memory pool is off (a pooled allocator hides accesses out of bounds) and Hypothesis draws five examples a test.
+
+Open: racecheck (CUDA 13.0, 2026-11-30) reports tree_attention_v3, whose warps hand over by bar.arrive and bar.sync. The
+PTX ISA orders those accesses and ThreadSanitizer, on the emulator, agrees; whether the tool errs has not been shown.
 """
 
 import collections
