@@ -4,20 +4,17 @@
 // Letters    as v1_three_phase.cu; a row is node * H + head; a row tile has 64 rows, a key tile KEYS keys; G blocks
 // Inputs     as v1_three_phase.cu, in 16-bit types; rows of the cache and of the queries start at multiples of 16
 //            bytes when aligned is set
-// Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; both kernels together write every entry
+// Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats: rows of a single piece; v3_merge.cu writes the others
 //            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles
 //            carry float32[G, 64, C]: scratch, sums of pieces longer than FOLD_KEYS; G = 0 where none can be
 //            cuts int4[B, ceil(N * H / 64)]: scratch, how a row tile was cut (cut_of in v3_schedule.cuh)
-// Work       tree_attention_v3: grid G, block 384, one block an SM (all registers); v3_schedule.cuh cuts the work.
+// Work       grid G, block 384, one block an SM (all registers); v3_schedule.cuh cuts the work.
 //            Four score warps multiply 32 rows with half of the C + R dimensions each, partly from registers, swap
 //            halves in pairs and do the softmax of 16 rows each. Eight value warps own 64 rows x C / 8 columns each,
 //            and load. How they wait for each other: v3_layout.cuh.
-//            tree_attention_v3_merge: grid (ceil(N * H / 4), B), block 128 * ceil(C / 128); a warp owns 128
-//            columns of one row.
 // Numerics   float32 accumulation; weights are rounded to T before the second product, their sum is not. Base 2. The
 //            maximum is left stale while scores exceed it by at most 8 (weights stay below 512), so most tiles rescale
-//            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away, and at
-//            most 1,024 pieces in one sum of the merge.
+//            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away.
 // Requires   C 64, 128, 256 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at
 //            multiples of 16 bytes (out and lse may start anywhere)
 // Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120, as products are the limit
@@ -154,68 +151,4 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x == 0) piece.unit += whole_units ? piece.step : piece.num_units;
   }
-}
-
-constexpr int MERGED_ROWS = 4;    // of a block of the merge kernel
-constexpr int MOST_TERMS = 1024;  // of one float32 sum
-
-// Combines the pieces of each row in the order of their keys; rows of padding nodes and without keys get 0 and -inf.
-template <class T, int C>
-__global__ void __launch_bounds__(32 * MERGED_ROWS * ((C + 127) / 128), 2)
-    tree_attention_v3_merge(const int* __restrict__ page_table, const int* __restrict__ context_lens,
-                            const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
-                            const float* __restrict__ partial_score, const int4* __restrict__ cuts,
-                            T* __restrict__ out, float* __restrict__ lse, int B, int N, int H, int num_pages,
-                            int page_size, int max_pages, int max_context, int keys) {
-  constexpr int CHUNKS = (C + 127) / 128;                    // of 128 columns
-  const int b = blockIdx.y;                                  // 0..B-1
-  const int warp = threadIdx.x / WARP_SIZE;                  // 0..MERGED_ROWS*CHUNKS-1
-  const int lane = threadIdx.x % WARP_SIZE;                  // 0..31
-  const int row = blockIdx.x * MERGED_ROWS + warp / CHUNKS;  // 0..N*H-1
-  const int c = warp % CHUNKS * 128 + 4 * lane;              // 0..C-1
-  const bool has_columns = C % 128 == 0 || c < C;
-  if (row >= N * H) return;
-  const Tables tables = {page_table, context_lens, num_nodes,   B,    N, H, num_pages,
-                         page_size,  max_pages,    max_context, keys, 1, 0};
-  const Request request = request_of(tables, b);
-  const long long final_row = (long long)b * N * H + row;
-  T* to = out + final_row * C + c;
-  if (row >= request.rows || request.range.count == 0) {
-    if (has_columns) store4(to, float4{});
-    if (c == 0) lse[final_row] = NEGATIVE_INFINITY;
-    return;
-  }
-  const int4 cut = cuts[(long long)b * row_tiles_of(N, H) + row / TILE_ROWS];
-  const int pieces = cut.x;
-  if (pieces == 1) return;  // whole, so written already
-
-  const auto partial_row = [&](int i) {
-    const long long slot = i == 0 ? cut.y : cut.z + (long long)cut.w * (i - 1);
-    return slot * TILE_ROWS + row % TILE_ROWS;
-  };
-  float largest = NEGATIVE_INFINITY;
-  for (int i = lane; i < pieces; i += WARP_SIZE) largest = fmaxf(largest, partial_score[partial_row(i)]);
-  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, step));
-  float4 sum = {};
-  float total = 0.0f;
-  for (int start = 0; start < pieces; start += MOST_TERMS) {
-    float4 some = {};
-    float some_total = 0.0f;
-#pragma unroll 4
-    for (int i = start; i < min(pieces, start + MOST_TERMS); ++i) {
-      const float weight = state_weight(partial_score[partial_row(i)], largest);
-      some_total += weight;
-      if (!has_columns) continue;
-      const float4 value = *reinterpret_cast<const float4*>(partial_out + partial_row(i) * C + c);
-      some.x = fmaf(weight, value.x, some.x);
-      some.y = fmaf(weight, value.y, some.y);
-      some.z = fmaf(weight, value.z, some.z);
-      some.w = fmaf(weight, value.w, some.w);
-    }
-    total += some_total;
-    sum = make_float4(sum.x + some.x, sum.y + some.y, sum.z + some.z, sum.w + some.w);
-  }
-  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-  if (has_columns) store4(to, make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse));
-  if (c == 0) lse[final_row] = state_score(largest, total) * LN_2;
 }

@@ -213,8 +213,9 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
   }
 
   __device__ __forceinline__ void write_partial(float* out) const {
+    const int rows = piece.request.rows - piece.first_row;
     write_rows([=](int row, int column, const float4& v) {
-      *reinterpret_cast<float4*>(out + row * C + column) = v;
+      if (row < rows) *reinterpret_cast<float4*>(out + row * C + column) = v;
     });
   }
 };

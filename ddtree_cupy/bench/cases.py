@@ -31,12 +31,13 @@ ATTENTION_SIZES = (
     (32, 8, 64, 4_096),
     (8, 64, 64, 8_192),
 )
-# what a pass costs by its nodes, root included: the rows of explore's cost table.
+# what a pass costs by its nodes, root included: the rows of explore's cost table. Powers of two fill v3_mma's row
+# tiles, one more begins another.
 TREE_SIZES = tuple(
     (1, heads, nodes, context)
     for heads in (8, 64)
     for context in (8_192, 131_072)
-    for nodes in (1, 2, 5, 9, 17, 33, 65, 129, 257)
+    for nodes in (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257)
 )
 # what time does over one size while the others rest: edges of row tiles and key tiles, odd heads, long contexts
 CURVE_SIZES = tuple(

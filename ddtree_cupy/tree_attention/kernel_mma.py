@@ -25,7 +25,9 @@ Sizes = dict[str, tuple[tuple[int, ...], Any]]
 HEAD_SIZES = ((512, 64), (64, 16))
 STATIC_SHARED_BYTES = 512  # the Piece
 TILE_ROWS, FOLD_KEYS, THREADS = 64, 16_384, 384  # constants of v3_schedule.cuh and v3_layout.cuh
-MERGED_ROWS = 4  # of v3_mma.cu
+MERGED_ROWS = 2  # of v3_merge.cu
+FEW_PIECES = 8  # of a row tile, whose merge wants many warps; where there are more it wants many loads in flight
+IN_FLIGHT = (4, 16)  # loads of a warp of the merge kernel, for few pieces and for many
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,11 @@ def _merge_threads(head_dim_ckv: int) -> int:
 
 
 @cache
-def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
-    """Spec of tree_attention_v3_merge."""
+def merge_spec(dtype: str, head_dim_ckv: int, in_flight: int) -> KernelSpec:
+    """Spec of tree_attention_v3_merge, of which a warp has `in_flight` loads under way."""
     return KernelSpec(
-        source="tree_attention/v3_mma.cu",
-        entry=f"tree_attention_v3_merge<{CTYPES[dtype]}, {head_dim_ckv}>",
+        source="tree_attention/v3_merge.cu",
+        entry=f"tree_attention_v3_merge<{CTYPES[dtype]}, {head_dim_ckv}, {in_flight}>",
         args=(
             *(Arg.input(name, "int32") for name in ("page_table", "context_lens", "num_nodes")),
             *(Arg.input(name, "float32") for name in ("partial_out", "partial_score")),
@@ -112,7 +114,7 @@ def merge_spec(dtype: str, head_dim_ckv: int) -> KernelSpec:
             *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context", "keys"),
         ),
         max_threads=_merge_threads(head_dim_ckv),
-        max_registers=80,
+        max_registers=64 if in_flight == IN_FLIGHT[0] else 128,
     )
 
 
@@ -120,7 +122,8 @@ for _dtype in ("float16", "bfloat16"):
     for _sizes in HEAD_SIZES:
         for _config in CONFIGS:
             register(attend_spec(_dtype, *_sizes, _config))
-        register(merge_spec(_dtype, _sizes[0]))
+        for _in_flight in IN_FLIGHT:
+            register(merge_spec(_dtype, _sizes[0], _in_flight))
 
 
 def refusal(call: Call) -> str:
@@ -152,6 +155,15 @@ def _tiles_per_slice(call: Call, config: Config) -> int:
     if call.split_keys is None:
         return 0
     return min(call.split_keys, -(-max(call.most_keys, 1) // 32) * 32) // config.keys
+
+
+def _loads_in_flight(call: Call) -> int:
+    """Return the loads in flight that suit the number of pieces which a row tile has, if all requests are alike."""
+    if call.split_keys is None:
+        pieces = multiprocessors(call.backend) // max(len(call.q_nope) * _row_tiles(call), 1)
+    else:
+        pieces = -(-call.most_keys // call.split_keys)
+    return IN_FLIGHT[pieces > FEW_PIECES]
 
 
 def choose_config(call: Call) -> Config | None:
@@ -207,7 +219,7 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
         shared_mem=config.shared_bytes(sum(call.head_sizes), words_per_row(capacity)),
         checked=checked,
     )
-    get_kernel(merge_spec(call.dtype, head_dim_ckv), call.backend)(
+    get_kernel(merge_spec(call.dtype, head_dim_ckv, _loads_in_flight(call)), call.backend)(
         (-(-capacity * num_heads // MERGED_ROWS), batch),
         (_merge_threads(head_dim_ckv),),
         (*call.tables, *partials, cuts, *out, *sizes, keys),

@@ -46,7 +46,7 @@ CONSTANTS = [
     (V2, "BLOCKS_WANTED", attention._BLOCKS_WANTED),
     (V3, "FOLD_KEYS", mma.FOLD_KEYS),
     (V3, "THREADS", mma.THREADS),
-    ("tree_attention/v3_mma.cu", "MERGED_ROWS", mma.MERGED_ROWS),
+    ("tree_attention/v3_merge.cu", "MERGED_ROWS", mma.MERGED_ROWS),
     ("tree_attention/v3_schedule.cuh", "TILE_ROWS", mma.TILE_ROWS),
     *(("common/visibility.cuh", f"KEYS_{name.upper()}", value) for name, value in attention_specs.KEYS.items()),
     ("tree_build/best_first.cu", "WIDTHS", build_specs.WIDTHS),

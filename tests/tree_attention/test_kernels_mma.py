@@ -187,7 +187,7 @@ def test_v3_takes_slices_longer_than_any_context(kernels, split):
 
 @pytest.mark.emulate
 def test_v3_merges_thousands_of_pieces():
-    """Sums of more than 1,024 pieces are folded."""
+    """1,251 pieces: sums of 32 are added in float64."""
     case = tree_case(np.random.default_rng(11), [1], [40_000], heads=1, head_dims=(64, 16), dtype=BFLOAT16)
     assert_state(case, *attend(Backend("emulate"), case, split_keys=32))
 
