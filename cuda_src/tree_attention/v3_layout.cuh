@@ -23,7 +23,7 @@
 //            even and odd tiles KEYS_LOADED and WEIGHTS, as who arrives may do so for two tiles before who waits has
 //            passed the first. PAIR + pair: of two score warps
 // Schedule   A score warp leaves the tensor cores idle in its softmax. So value warps are told of the weights of a tile
-//            only when the score warps have multiplied the next one, and announce tile i + 2 halfway through tile i:
+//            only when the score warps have multiplied the next one, and announce tile i + 2 early in tile i:
 //              score warps  multiply i + 1 | softmax i + 1 | multiply i + 2 | ...
 //              value warps  load           | values i      | load           | ...
 //            Three stages are too few for that: there value warps are told at once, and announce after their products.

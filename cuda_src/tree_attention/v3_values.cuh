@@ -47,10 +47,28 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     if (tile < piece.plan.last_tile) named_arrive(KEYS_LOADED + tile % 2, THREADS);
   }
 
-  // Rescales rows that ask for it, then adds the tile's products. With four stages and more, announces the tile after
-  // next halfway, when its copies have had time to arrive.
+  // Adds the tile's products, after rescaling rows that ask for it; the first loads are under way meanwhile. With four
+  // stages and more, announces the tile after next as soon as its copies have had time to arrive.
   __device__ __forceinline__ void weigh(int tile, int stage) {
     const int buffer = Layout::buffer(tile);
+    const unsigned thread = value_thread(), lane = thread % 32;
+    const uint4* weights = Layout::weights(buffer) + first_fragment(thread) * BLOCKS * 32 + lane;
+    const unsigned unit = (first_column(thread) / 8 + lane / 16) ^ (lane % 8);  // XOR as in v3_layout.cuh
+    const SharedAddress row = shared_address(keys(stage) + lane % 16 * PITCH + unit * 8);
+    constexpr int STEPS_OF_BLOCK = COLS / 16;
+    unsigned a[FRAGMENTS][4], b[2][4];  // keys one step ahead of their products
+    const auto load_weights = [&](int block) {
+#pragma unroll
+      for (int m = 0; m < FRAGMENTS; ++m) {
+        const uint4 both = weights[(m * BLOCKS + block) * 32];
+        a[m][0] = both.x;
+        a[m][1] = both.y;
+        a[m][2] = both.z;
+        a[m][3] = both.w;
+      }
+    };
+    load_matrices_transposed(b[0], row);
+    load_weights(0);
     const uint4 rescales = *reinterpret_cast<const uint4*>(Layout::rescales(buffer));
     if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) {
 #pragma unroll
@@ -58,29 +76,13 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
         if (Layout::rescales(buffer)[first_fragment(value_thread()) + m] != 0)
           rescale(m, Layout::factors(buffer));
     }
-    const unsigned thread = value_thread(), lane = thread % 32;
-    const uint4* weights = Layout::weights(buffer) + first_fragment(thread) * BLOCKS * 32 + lane;
-    const unsigned unit = (first_column(thread) / 8 + lane / 16) ^ (lane % 8);  // XOR as in v3_layout.cuh
-    const SharedAddress row = shared_address(keys(stage) + lane % 16 * PITCH + unit * 8);
-    constexpr int STEPS_OF_BLOCK = COLS / 16;
-    unsigned a[FRAGMENTS][4], b[2][4];  // keys one step ahead of their products
-    load_matrices_transposed(b[0], row);
 #pragma unroll
     for (int step = 0; step < BLOCKS * STEPS_OF_BLOCK; ++step) {
       const int block = step / STEPS_OF_BLOCK, columns = step % STEPS_OF_BLOCK;
       const int next_block = (step + 1) / STEPS_OF_BLOCK, next_columns = (step + 1) % STEPS_OF_BLOCK;
-      if (columns == 0) {
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; ++m) {
-          const uint4 both = weights[(m * BLOCKS + block) * 32];
-          a[m][0] = both.x;
-          a[m][1] = both.y;
-          a[m][2] = both.z;
-          a[m][3] = both.w;
-        }
-      }
+      if (columns == 0 && step > 0) load_weights(block);
       if constexpr (Layout::IS_DEEP) {
-        if (step == BLOCKS * STEPS_OF_BLOCK / 2) {
+        if (step == BLOCKS * STEPS_OF_BLOCK / 4) {
           copy_async_wait<STAGES - 4>();
           announce(tile + 2);
         }
