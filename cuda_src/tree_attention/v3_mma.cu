@@ -34,14 +34,18 @@
 //            loads after the products instead of before                        333       51      54
 //            value warps told a tile later, so that they fill the softmax      362       52      52
 //            factors only where a maximum rose, tiles announced halfway        379       48      51
-//            this form: 8 of 18 k-steps held; a warmer card, run of the README 358       49      54
+//            8 of 18 k-steps held instead of 9; a warmer card                  358       49      54
+//            first loads before rescaling, tiles announced early: this form    378       48      52
 //            At 358: tensor pipe 57 %, shared memory 61 %, issue slots 30 %, L2 17 %. A score warp waits for nobody:
 //            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900 (sampled
-//            at 366, the line before in a warmer card).
-//            Corrected since and not timed: scores beyond LARGEST_EXACT, results that start anywhere, long merges.
+//            at 366, the line before in a warmer card). In the last step loads before rescaling gave 373 beside 357
+//            in one run, the announcement the rest.
+//            A tile moves 236 KB through shared memory: keys 106, queries 41, weights 36, copies 37, halves 16; 1,840
+//            cycles at 128 bytes each.
 //            Tried and not kept: value warps told a tile later with three stages 267, with 16 keys a tile 289; two
 //            teams of score warps that take tiles in turn, all dimensions each, no swap of halves: 389 beside 357,
-//            but 222 KB of shared memory.
+//            but 222 KB of shared memory; the softmax in five parts between the products of the next tile: 382
+//            beside 378, for 60 lines; the swap there, too: 367; copies between the products of the values: 340.
 //            RTX PRO 6000, a prediction, nothing was run: 16 keys take its tensor cores 2,176 cycles (1,024 operations
 //            a cycle and SM), softmax and loads fit beside them as they do here, so 65 to 75 % of the 417 TFLOP/s that
 //            a published product of 8192^3 reaches: 270 to 310 TFLOP/s, 3.8 to 4.3 ms at 64 heads x 131,072 keys.
