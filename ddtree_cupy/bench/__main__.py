@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report["yardstick_before"] = yardstick()
     cases = all_cases(options.pattern, tree_sizes=options.tree_sizes, curves=options.curves)
     for number, case in enumerate(cases, 1):
+        if number == (len(cases) + 1) // 2:
+            report["yardstick_between"] = yardstick()
         print(f"\r{number}/{len(cases)} {case.op} {case.name:<40}", end="", file=sys.stderr, flush=True)
         report["rows"].append(run_case(case, report["yardstick_before"]))
     print("\r" + " " * 70, file=sys.stderr)
@@ -94,6 +96,7 @@ def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
         "gigabytes_per_second": 1e-3 * case.bytes_moved / times.event_us,
         "tflops": 1e-6 * case.flops / times.event_us,
         "tflops_visible": 1e-6 * case.visible_flops / times.event_us,
+        "percent_of_yardstick": 1e8 * case.flops / times.event_us / ceilings["matmul_flops_per_second"],
         "floor_us": 1e6 * floor,
         "percent_of_floor": 1e8 * floor / times.event_us,
     }
@@ -102,7 +105,7 @@ def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
 def as_text(report: dict[str, Any]) -> str:
     """One aligned table."""
     lines = [", ".join(f"{key} {value}" for key, value in report["environment"].items())]
-    for name in ("yardstick_before", "yardstick_after"):
+    for name in ("yardstick_before", "yardstick_between", "yardstick_after"):
         ceilings = report[name]
         lines.append(
             f"{name}: copy {ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
@@ -110,7 +113,7 @@ def as_text(report: dict[str, Any]) -> str:
         )
     lines.append(
         f"{'op':<21}{'case':<42}{'variant':<16}{'event us':>10}{'20 %':>9}{'80 %':>9}{'graph us':>10}{'host us':>9}"
-        f"{'GB/s':>7}{'TF/s':>7}{'TF vis':>7}{'floor us':>10}{'% of floor':>11}"
+        f"{'MB':>9}{'GB/s':>7}{'TF/s':>7}{'TF vis':>7}{'% of product':>13}{'floor us':>10}{'% of floor':>11}"
     )
     for row in report["rows"]:
         start = f"{row['op']:<21}{row['name']:<42}{row['variant']:<16}"
@@ -120,8 +123,9 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(
             f"{start}{row['event_us']:>10.1f}{row['low_us']:>9.1f}{row['high_us']:>9.1f}"
             f"{row['graph_us'] or '-':>10{'.1f' if row['graph_us'] else ''}}"
-            f"{row['host_us']:>9.1f}{row['gigabytes_per_second']:>7.0f}{row['tflops']:>7.1f}"
-            f"{row['tflops_visible']:>7.1f}{row['floor_us']:>10.1f}{row['percent_of_floor']:>11.1f}"
+            f"{row['host_us']:>9.1f}{1e-6 * row['bytes']:>9.2f}{row['gigabytes_per_second']:>7.0f}{row['tflops']:>7.1f}"
+            f"{row['tflops_visible']:>7.1f}{row['percent_of_yardstick']:>13.1f}{row['floor_us']:>10.1f}"
+            f"{row['percent_of_floor']:>11.1f}"
         )
     return "\n".join(lines)
 
