@@ -8,7 +8,6 @@ It seems to order accesses by how many barriers a thread has waited at, which an
 
 import sys
 
-import cupy as cp
 import numpy as np
 
 SOURCE = r"""
@@ -34,6 +33,8 @@ extern "C" __global__ void hand_over(int* out) {
 
 
 def main(form):
+    import cupy as cp
+
     options = ("--std=c++17", "-DARRIVE") if form == "arrive" else ("--std=c++17",)
     out = cp.zeros(32, np.int32)
     cp.RawModule(code=SOURCE, options=options).get_function("hand_over")((1,), (96,), (out,))
