@@ -19,7 +19,8 @@ __device__ __forceinline__ float state_weight(float score, float largest) {
   return score == NEGATIVE_INFINITY ? 0.0f : exp2f(score - softmax_shift(largest));
 }
 
-// log2 of a sum of weights on top of their shift; -inf for an empty set
+// log2 of a sum of weights on top of their shift; -inf for an empty set, NaN for one with a NaN
 __device__ __forceinline__ float state_score(float largest, float total) {
-  return total > 0.0f ? softmax_shift(largest) + log2f(total) : NEGATIVE_INFINITY;
+  if (total > 0.0f) return softmax_shift(largest) + log2f(total);
+  return total == 0.0f ? NEGATIVE_INFINITY : total;
 }

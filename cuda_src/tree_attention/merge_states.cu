@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(128)
     const float part_a = weight_a == 0.0f ? 0.0f : weight_a * to_float(out_a[row * C + c]);
     const float part_b = weight_b == 0.0f ? 0.0f : weight_b * to_float(out_b[row * C + c]);
     const float weighted = weight_a == 0.0f ? part_b : weight_b == 0.0f ? part_a : part_a + part_b;
-    out[row * C + c] = from_float<T>(total > 0.0f ? weighted / total : 0.0f);
+    out[row * C + c] = from_float<T>(total == 0.0f ? 0.0f : weighted / total);
   }
   __syncwarp();  // lse may be lse_a, which all lanes have read by now
-  if (lane == 0) lse[row] = total > 0.0f ? largest + logf(total) : NEGATIVE_INFINITY;
+  if (lane == 0) lse[row] = total == 0.0f ? NEGATIVE_INFINITY : largest + logf(total);
 }

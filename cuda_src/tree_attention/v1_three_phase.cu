@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(THREADS) tree_attention_v1(
     sum += weight;
   }
   const float total = block_sum(sum, scratch);
+  if (thread == 0) lse[row] = state_score(largest, total) * LN_2;
 
   // phase 3: the weighted sum of the values; a weight of 0 means nothing to read
   const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
@@ -113,5 +114,4 @@ __global__ void __launch_bounds__(THREADS) tree_attention_v1(
     }
     out[row * C + c] = from_float<T>(value * inverse);
   }
-  if (thread == 0) lse[row] = total > 0.0f ? state_score(largest, total) * LN_2 : NEGATIVE_INFINITY;
 }

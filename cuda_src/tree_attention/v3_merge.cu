@@ -1,21 +1,23 @@
 // tree_attention/v3_merge.cu: the pieces of each row that v3_mma.cu left, into one result.
 //
 // Computes   out = sum_i w_i out_i / sum_i w_i with w_i = exp2(score_i - max), lse = ln 2 (max + log2 sum_i w_i)
-// Letters    as v3_mma.cu
+// Letters    as v3_mma.cu; a lane has IN_FLIGHT loads under way
 // Inputs     page_table, context_lens, num_nodes as there; partial_out, partial_score and cuts as it left them
 // Outputs    out T[B, N, H, C], lse float32[B, N, H]: rows of several pieces; 0 and -inf for rows of padding nodes and
 //            rows without keys. Rows of one piece are left as v3_mma.cu wrote them
 // Work       grid (ceil(N * H / 2), B), block 64 * ceil(C / 128); a warp owns 128 columns of one row
 // Numerics   pieces in the order of their keys: sums of 32 in float32, their sum in float64
-// Requires   the same launch sizes as v3_mma.cu, which ran before on the same stream
+// Requires   the same launch sizes as v3_mma.cu, which ran before on the same stream; partial_out starts at a multiple
+//            of 16 bytes
 // Versions   this
 // Log        H200, 2026-11-30, bfloat16; event time of both kernels in microseconds, 8,192 keys: 8 heads x 1 and x 8
 //            nodes (132 pieces of each row), 64 heads x 64 nodes (2 pieces)
-//            4 loads in flight, each lane weighs all pieces; pieces of 64 rows   38      41     225
-//            8 loads in flight, a lane weighs one piece of 32; rows there are    31      36     231
+//            4 loads in flight, each lane weighs all pieces, 64 rows written     38      41     225
+//            8 loads in flight, a lane weighs one piece in 32, rows in use       31      36     231
 //            4 loads in flight                                                   34      38     223
 //            16 loads in flight                                                  29      34     232
-//            So 16 where a row tile has more than 8 pieces, else 4: few pieces want many warps, not many registers.
+//            So 4 for few pieces, which want many warps rather than many registers, and 16 for many. From 8 to 33
+//            pieces they differ by 2 % at most; the line between them is drawn at 8.
 // Reference  merge_states in ddtree_cupy/tree_attention/reference.py
 // Source     the split reduction of FlashDecoding
 #include "common/softmax_state.cuh"
@@ -33,6 +35,7 @@ __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) /
                             const float* __restrict__ partial_score, const int4* __restrict__ cuts,
                             T* __restrict__ out, float* __restrict__ lse, int B, int N, int H, int num_pages,
                             int page_size, int max_pages, int max_context, int keys) {
+  static_assert(WARP_SIZE % IN_FLIGHT == 0, "lanes weigh 32 pieces, which are then added IN_FLIGHT at a time");
   constexpr int CHUNKS = (C + 127) / 128;                    // of 128 columns
   const int b = blockIdx.y;                                  // 0..B-1
   const int warp = threadIdx.x / WARP_SIZE;                  // 0..MERGED_ROWS*CHUNKS-1

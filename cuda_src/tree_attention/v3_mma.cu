@@ -5,7 +5,8 @@
 // Inputs     as v1_three_phase.cu, in 16-bit types; rows of the cache and of the queries start at multiples of 16
 //            bytes when aligned is set
 // Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats: rows of a single piece; v3_merge.cu writes the others
-//            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles
+//            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles; rows
+//            that the request does not have stay unwritten in partial_out
 //            carry float32[G, 64, C]: scratch, sums of pieces longer than FOLD_KEYS; G = 0 where none can be
 //            cuts int4[B, ceil(N * H / 64)]: scratch, how a row tile was cut (cut_of in v3_schedule.cuh)
 // Work       grid G, block 384, one block an SM (all registers); v3_schedule.cuh cuts the work.
@@ -40,7 +41,7 @@
 //            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900 (sampled
 //            at 366, the line before in a warmer card). In the last step loads before rescaling gave 373 beside 357
 //            in one run, the announcement the rest.
-//            A tile moves 236 KB through shared memory: keys 106, queries 41, weights 36, copies 37, halves 16; 1,840
+//            A tile moves 238 KB through shared memory: keys 106, queries 41, weights 37, copies 37, halves 16; 1,856
 //            cycles at 128 bytes each.
 //            Tried and not kept: value warps told a tile later with three stages 267, with 16 keys a tile 289; two
 //            teams of score warps that take tiles in turn, all dimensions each, no swap of halves: 389 beside 357,

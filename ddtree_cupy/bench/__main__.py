@@ -32,11 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DDTreeError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
+    cases = all_cases(options.pattern, tree_sizes=options.tree_sizes, curves=options.curves)
+    if not cases:
+        print(f"bench: no case holds {options.pattern!r} in its op, name or variant", file=sys.stderr)
+        return 1
     report: dict[str, Any] = {"environment": environment(), "rows": []}
     report["yardstick_before"] = yardstick()
-    cases = all_cases(options.pattern, tree_sizes=options.tree_sizes, curves=options.curves)
     for number, case in enumerate(cases, 1):
-        if number == (len(cases) + 1) // 2:
+        if number == len(cases) // 2 + 1 and number > 1:
             report["yardstick_between"] = yardstick()
         print(f"\r{number}/{len(cases)} {case.op} {case.name:<40}", end="", file=sys.stderr, flush=True)
         report["rows"].append(run_case(case, report["yardstick_before"]))
@@ -67,9 +70,8 @@ def environment() -> dict[str, str]:
 
 def _commit() -> str:
     root = Path(__file__).parents[2]
-    found = subprocess.run(
-        ["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
 
@@ -96,7 +98,7 @@ def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
         "gigabytes_per_second": 1e-3 * case.bytes_moved / times.event_us,
         "tflops": 1e-6 * case.flops / times.event_us,
         "tflops_visible": 1e-6 * case.visible_flops / times.event_us,
-        "percent_of_yardstick": 1e8 * case.flops / times.event_us / ceilings["matmul_flops_per_second"],
+        "percent_of_product": 1e8 * case.flops / times.event_us / ceilings["matmul_flops_per_second"],
         "floor_us": 1e6 * floor,
         "percent_of_floor": 1e8 * floor / times.event_us,
     }
@@ -105,7 +107,7 @@ def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
 def as_text(report: dict[str, Any]) -> str:
     """One aligned table."""
     lines = [", ".join(f"{key} {value}" for key, value in report["environment"].items())]
-    for name in ("yardstick_before", "yardstick_between", "yardstick_after"):
+    for name in (name for name in report if name.startswith("yardstick")):
         ceilings = report[name]
         lines.append(
             f"{name}: copy {ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
@@ -122,12 +124,17 @@ def as_text(report: dict[str, Any]) -> str:
             continue
         lines.append(
             f"{start}{row['event_us']:>10.1f}{row['low_us']:>9.1f}{row['high_us']:>9.1f}"
-            f"{row['graph_us'] or '-':>10{'.1f' if row['graph_us'] else ''}}"
-            f"{row['host_us']:>9.1f}{1e-6 * row['bytes']:>9.2f}{row['gigabytes_per_second']:>7.0f}{row['tflops']:>7.1f}"
-            f"{row['tflops_visible']:>7.1f}{row['percent_of_yardstick']:>13.1f}{row['floor_us']:>10.1f}"
+            f"{_or_dash(row['graph_us']):>10}"
+            f"{row['host_us']:>9.1f}{1e-6 * row['bytes']:>9.2f}{row['gigabytes_per_second']:>7.0f}"
+            f"{_or_dash(row['tflops']):>7}{_or_dash(row['tflops_visible']):>7}{_or_dash(row['percent_of_product']):>13}{row['floor_us']:>10.1f}"
             f"{row['percent_of_floor']:>11.1f}"
         )
     return "\n".join(lines)
+
+
+def _or_dash(number: float | None) -> str:
+    """What does not apply is no number: a graph of long calls, the products of a memory-bound op."""
+    return f"{number:.1f}" if number else "-"
 
 
 if __name__ == "__main__":

@@ -162,7 +162,8 @@ def _loads_in_flight(call: Call) -> int:
         pieces = multiprocessors(call.backend) // max(len(call.q_nope) * _row_tiles(call), 1)
     else:
         pieces = -(-call.most_keys // call.split_keys)
-    return IN_FLIGHT[pieces > FEW_PIECES]
+    few, many = IN_FLIGHT
+    return few if pieces <= FEW_PIECES else many
 
 
 def choose_config(call: Call) -> Config | None:

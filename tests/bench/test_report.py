@@ -41,31 +41,55 @@ class Stub:
         pass
 
     def gate(self):
-        assert not self.fails, "one element is off"
+        if self.fails:
+            raise AssertionError("one element is off")
 
 
 def test_yardstick_is_taken_before_between_and_after(calls, capsys):
     assert bench.main(["--json"]) == 1  # one case failed its gate
-    assert calls == ["yardstick", "case", "yardstick", "case", "case", "yardstick"]
+    assert calls == ["yardstick", "case", "yardstick", "case", "case", "yardstick"]  # a wrong case is not timed
     report = json.loads(capsys.readouterr().out)
     speeds = [report[f"yardstick_{when}"]["matmul_flops_per_second"] for when in ("before", "between", "after")]
     assert speeds == sorted(speeds, reverse=True)
     row = report["rows"][0]
-    assert (row["tflops"], row["tflops_visible"], row["percent_of_yardstick"]) == pytest.approx((400.0, 200.0, 50.0))
+    assert (row["tflops"], row["tflops_visible"], row["percent_of_product"]) == pytest.approx((400.0, 200.0, 50.0))
     assert (row["bytes"], row["floor_us"], row["percent_of_floor"]) == pytest.approx((4_000_000, 50.0, 50.0))
-    assert report["rows"][1] == {"op": "op", "name": "wrong", "variant": "v", "failed": report["rows"][1]["failed"]}
+    wrong = {"op": "op", "name": "wrong", "variant": "v", "failed": "AssertionError: one element is off"}
+    assert report["rows"][1] == wrong
 
 
-def test_table_has_a_column_for_every_number_and_no_time_of_a_wrong_case(calls, capsys):
+def test_numbers_stand_under_their_names(calls, capsys):
     bench.main([])
     lines = capsys.readouterr().out.splitlines()
-    head = next(line for line in lines if line.startswith("op "))
-    rows = [line for line in lines if line.startswith("op  ") and line != head]
-    assert [row.split()[3:] for row in rows if "not timed" not in row] == 3 * [
-        ["100.0", "99.0", "101.0", "-", "20.0", "4.00", "40", "400.0", "200.0", "50.0", "50.0", "50.0"]
-    ]
-    assert sum("not timed: AssertionError: one element is off" in row for row in rows) == 1
+    head, right, wrong, *_ = lines[-5:]
+    names = ["event us", "20 %", "80 %", "graph us", "host us", "MB", "GB/s", "TF/s", "TF vis"]
+    names += ["% of product", "floor us", "% of floor"]
+    numbers = ["100.0", "99.0", "101.0", "-", "20.0", "4.00", "40", "400.0", "200.0", "50.0", "50.0", "50.0"]
+    end = 0
+    for name, number in zip(names, numbers, strict=True):
+        end = head.index(name, end) + len(name)
+        assert right[:end].split()[-1] == number
+        assert right[end : end + 1] in ("", " ")
+    assert wrong.split() == ["op", "wrong", "v", "not", "timed:", "AssertionError:", "one", "element", "is", "off"]
     assert [sum(word in line for line in lines) for word in ("before", "between", "after")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("number", "order"), [(1, "yardstick case yardstick"), (2, "yardstick case yardstick case yardstick")]
+)
+def test_yardstick_between_needs_two_cases(calls, monkeypatch, capsys, number, order):
+    one = bench.Case("op", "name", "v", 1, 0, 0, Stub)
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: number * [one])
+    assert bench.main([]) == 0
+    assert calls == order.split()
+    assert capsys.readouterr().out.splitlines()[-1].split()[10:13] == ["-", "-", "-"]  # no products, no rates of them
+
+
+def test_pattern_that_no_case_holds_is_named(calls, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [])
+    assert bench.main(["v9"]) == 1
+    assert capsys.readouterr().err == "bench: no case holds 'v9' in its op, name or variant\n"
+    assert calls == []
 
 
 def test_bench_without_a_gpu_says_so(monkeypatch, capsys):

@@ -2,8 +2,8 @@
 
 Two warps meet at a barrier of their own, write, and arrive at a second barrier; the third warp waits there, and reads.
 An arrival orders what its thread wrote before (PTX ISA, "bar, barrier"), so nothing races. racecheck of CUDA 13.0 still
-reports each byte; it reports none where the writers do not meet first, nor where they wait at the second barrier, too.
-It seems to order accesses by how many barriers a thread has waited at, which an arrival does not carry over.
+reports each byte; with `sync` the writers wait at the second barrier, too, and it reports none. It seems to order
+accesses by how many barriers a thread has waited at, which an arrival does not carry over.
 """
 
 import sys

@@ -36,10 +36,10 @@ def start(tool, log):
 
 
 def arrive_findings():
-    """Return racecheck's exit codes for a hand-over by `bar.sync` and for the same by `bar.arrive`."""
+    """Run racecheck on a hand-over by `bar.sync` and on the same by `bar.arrive`."""
     command = [*SANITIZER, "racecheck", sys.executable, str(Path(__file__).with_name("arrive.py"))]
     return [
-        subprocess.run([*command, form], capture_output=True, check=False).returncode for form in ("sync", "arrive")
+        subprocess.run([*command, form], capture_output=True, text=True, check=False) for form in ("sync", "arrive")
     ]
 
 
@@ -58,11 +58,13 @@ def main(tools):
             runs[tool] = start(tool, log)
     failed = False
     if "racecheck" in tools:
-        by_sync, by_arrive = arrive_findings()
-        print(f"racecheck on arrive.py: exit {by_sync} with bar.sync, {by_arrive} with bar.arrive (99: hazards)")
-        if (by_sync, by_arrive) != (0, 99):
-            print(f"  expected 0 and 99; if both are 0, racecheck follows bar.arrive: judge {ARRIVES} again")
+        findings = arrive_findings()
+        codes = [finding.returncode for finding in findings]
+        print(f"racecheck on arrive.py: exit {codes[0]} with bar.sync, {codes[1]} with bar.arrive (99: hazards)")
+        if codes != [0, 99]:
             failed = True
+            print(f"  expected 0 and 99; if both are 0, racecheck follows bar.arrive: judge {ARRIVES} again")
+            print(*(finding.stdout[-1000:] + finding.stderr[-1000:] for finding in findings), sep="\n")
     for tool, process in runs.items():
         code = process.wait()
         text = (folder / tool).read_text()

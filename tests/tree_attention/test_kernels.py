@@ -101,6 +101,21 @@ def test_tree_attention_matches_oracle_for_huge_scores(kernels, variant):
         assert_state(case, *attend(kernels, case, variant=variant))
 
 
+@versions_and_dtypes
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_of_non_finite_queries_are_nan_as_in_the_reference(kernels, variant, dtype, value):
+    """An lse of -inf would say that the row saw nothing, and a merge would take the other side for the whole."""
+    case = tree_case(np.random.default_rng(0), [3], [100], **{**sizes_for(variant), "dtype": dtype, "heads": 2})
+    clean = attend(kernels, case, variant=variant)
+    q_nope = case.q_nope.copy()
+    q_nope[0, 1, 0, 0] = value
+    found = attend(kernels, case.with_values(q_nope=q_nope), variant=variant)
+    for with_it, without in zip(found, clean, strict=True):
+        assert np.isnan(with_it[0, 1, 0].astype(np.float32)).all()
+        with_it[0, 1, 0] = without[0, 1, 0]
+        assert_identical(with_it, without)
+
+
 @versions
 @given(recipe=recipes())
 def test_tree_attention_is_identical_when_others_join_the_batch(kernels, variant, recipe):

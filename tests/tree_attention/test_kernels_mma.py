@@ -1,6 +1,7 @@
 """The tensor-core version: tiles, roles of warps, folds, layouts; one body for the emulator and the GPU."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,6 +100,8 @@ def test_v3_takes_caches_that_are_not_aligned(kernels):
 @pytest.mark.parametrize("head_dims", [(64, 16), (512, 64)])
 def test_v3_matches_oracle_in_every_configuration(kernels, monkeypatch, limit, config, head_dims):
     """The tiles of sm_90, sm_80 and sm_86, in the shared memory of those."""
+    if limit * 1024 > kernel_mma.shared_limit(kernels.name):
+        pytest.skip(f"needs {limit} KiB of shared memory a block")
     monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
     monkeypatch.setattr(kernel_mma, "shared_limit", lambda backend: limit * 1024)
     for seed, counts, contexts in ((0, [5, 9], [70, 3]), (3, [33], [150]), (4, [1], [700])):
@@ -181,11 +184,31 @@ def test_v3_takes_slices_longer_than_any_context(kernels, split):
     assert_identical(attend(kernels, case, split_keys=split), attend(kernels, case, split_keys=128))
 
 
-@pytest.mark.emulate
-def test_v3_merges_thousands_of_pieces():
-    """1,251 pieces: sums of 32 are added in float64."""
-    case = tree_case(np.random.default_rng(11), [1], [40_000], heads=1, head_dims=(64, 16), dtype=BFLOAT16)
-    assert_state(case, *attend(Backend("emulate"), case, split_keys=32))
+@pytest.mark.parametrize("pieces", [1, 2, 31, 32, 33, 48, 49, 64, 65, 1_251])
+@pytest.mark.parametrize("in_flight", kernel_mma.IN_FLIGHT)
+def test_v3_merges_any_number_of_pieces(kernels, monkeypatch, pieces, in_flight):
+    """The last pieces, past 32 too, hold the largest scores, and weigh most."""
+    monkeypatch.setattr(kernel_mma, "_loads_in_flight", lambda call: in_flight)
+    context = 32 * pieces - 1
+    case = tree_case(np.random.default_rng(pieces), [1], [context], heads=1, head_dims=(64, 16), dtype=BFLOAT16)
+    case = with_scores(case, 1.0, np.arange(context + 1) / 4).with_values(sm_scale=1.0)
+    assert_state(case, *attend(kernels, case, split_keys=32))
+
+
+def test_v3_merge_has_more_loads_in_flight_where_pieces_are_many(monkeypatch):
+    monkeypatch.setattr(kernel_mma, "multiprocessors", lambda backend: 72)
+    for batch, nodes, heads, split, wanted in (
+        (1, 8, 64, None, 16),  # 8 row tiles of 9 pieces each
+        (1, 9, 64, None, 4),  # 9 of 8
+        (3, 3, 64, None, 4),
+        (1, 200, 128, None, 4),  # more row tiles than blocks
+        (1, 9, 64, 256, 4),  # 2,048 keys are 8 slices
+        (1, 9, 64, 224, 16),  # and 10
+    ):
+        call = SimpleNamespace(
+            q_nope=np.empty((batch, nodes, heads, 64)), split_keys=split, most_keys=2_048, backend="emulate"
+        )
+        assert kernel_mma._loads_in_flight(call) == wanted
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 40])
