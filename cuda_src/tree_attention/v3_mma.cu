@@ -41,6 +41,7 @@
 //            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900 (sampled
 //            at 366, the line before in a warmer card). In the last step loads before rescaling gave 373 beside 357
 //            in one run, the announcement the rest.
+//            Corrected since and not timed: the lse of rows with a NaN (common/softmax_state.cuh).
 //            A tile moves 238 KB through shared memory: keys 106, queries 41, weights 37, copies 37, halves 16; 1,856
 //            cycles at 128 bytes each.
 //            Tried and not kept: value warps told a tile later with three stages 267, with 16 keys a tile 289; two

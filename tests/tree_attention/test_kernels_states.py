@@ -36,6 +36,16 @@ def test_merge_states_matches_reference(kernels, dtype, seed, shape):
     assert_identical(lse[one_sided], lses[0][one_sided])
 
 
+def test_merge_states_of_non_finite_sides_is_nan_as_in_the_reference(kernels):
+    """Only -inf marks a side that saw nothing; where the other lse is NaN or +inf, no number would be right."""
+    lse_a, lse_b = np.array([[np.nan, np.nan, np.inf, 0, 0], [1, -np.inf, 1, np.nan, -np.inf]], np.float32)
+    out_a, out_b = np.random.default_rng(0).standard_normal((2, 5, 16)).astype(np.float32)
+    out, lse = kernels(merge_states, out_a, lse_a, out_b, lse_b)
+    assert np.isnan(out[:4]).all()
+    assert np.isnan(lse[:4]).all()
+    assert_identical((out[4], lse[4]), (out_a[4], lse_a[4]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @given(recipe=recipes(), by_array=st.booleans(), seed=st.integers(0, 2**16))
 def test_write_kv_is_identical_to_reference(kernels, dtype, recipe, by_array, seed):
