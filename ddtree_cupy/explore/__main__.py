@@ -1,4 +1,4 @@
-"""`python -m ddtree_cupy.explore`: remake the shipped data, or compare the named policies."""
+"""`python -m ddtree_cupy.explore`: make traces and cost tables as the shipped ones, or compare the named policies."""
 
 import argparse
 import json
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ddtree_cupy.explore.cost_tables import SHIPPED_COSTS, CostTable
+from ddtree_cupy.errors import DDTreeError
+from ddtree_cupy.explore.cost_tables import CostTable
 from ddtree_cupy.explore.policies import named_policies
 from ddtree_cupy.explore.recorder import record
 from ddtree_cupy.explore.speedup import tokens_per_pass
@@ -30,25 +31,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traces = commands.add_parser("record", help="record the bundled models on held-out text")
     traces.add_argument("--prompts", type=int, default=24)
     traces.add_argument("--positions", type=int, default=32, help="positions a prompt (default 32)")
-    traces.add_argument("--out", type=Path, default=SHIPPED_TRACES)
-    costs = commands.add_parser("costs", help="turn `python -m ddtree_cupy.bench tree_attention --json` into a table")
-    costs.add_argument("report", type=Path, help="its output")
+    traces.add_argument("--out", type=Path, default=Path("traces.npz"), help="file to write (default traces.npz)")
+    costs = commands.add_parser("costs", help="turn what the benchmark measured into a cost table")
+    costs.add_argument("report", type=Path, help="output of `python -m ddtree_cupy.bench --tree-sizes VARIANT --json`")
     costs.add_argument("--variant", required=True)
     costs.add_argument("--dtype", required=True, help="of queries and cache, bfloat16 in the benchmark's own cases")
-    costs.add_argument("--out", type=Path, default=SHIPPED_COSTS)
+    costs.add_argument("--out", type=Path, default=Path("costs.json"), help="file to write (default costs.json)")
     compare = commands.add_parser("policies", help="tokens per pass of every named policy")
     compare.add_argument("traces", type=Path, nargs="?", default=SHIPPED_TRACES)
     compare.add_argument("--workers", type=int, default=1)
     options = parser.parse_args(arguments)
+    try:
+        run(options)
+    except (DDTreeError, OSError, json.JSONDecodeError) as error:
+        print(f"explore: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run one command and print its result, or where it was written."""
     if options.command == "record":
-        print(record_tiny(options.prompts, options.positions, options.out))
+        print(f"{options.out}: {record_tiny(options.prompts, options.positions, options.out)}")
     elif options.command == "costs":
-        CostTable.from_bench(json.loads(options.report.read_text()), options.variant, dtype=options.dtype).save(
-            options.out
-        )
+        report = json.loads(options.report.read_text())
+        table = CostTable.from_bench(report, options.variant, dtype=options.dtype)
+        table.save(options.out)
+        print(f"{options.out}: {table}")
     else:
         print(policy_table(Traces.load(options.traces), options.workers))
-    return 0
 
 
 def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:

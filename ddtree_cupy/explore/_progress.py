@@ -1,4 +1,4 @@
-"""A progress bar where there is a terminal and tqdm, nothing otherwise."""
+"""A progress bar in a terminal or a notebook, with tqdm; nothing otherwise."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def with_progress(items: Iterable[T], total: int, label: str, unit: str, show: bool = True) -> Iterator[T]:
-    """Iterate over `items`, with a bar on standard error.
+    """Iterate over `items`, with a bar on standard error or in the notebook's cell.
 
     Parameters
     ----------
@@ -20,7 +20,8 @@ def with_progress(items: Iterable[T], total: int, label: str, unit: str, show: b
     if not show:
         return iter(items)
     try:
-        from tqdm import tqdm
+        from tqdm.auto import tqdm
     except ImportError:
         return iter(items)
-    return iter(tqdm(items, total=total, desc=label, unit=unit, disable=not sys.stderr.isatty()))
+    is_seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return iter(tqdm(items, total=total, desc=label, unit=unit, disable=not is_seen))

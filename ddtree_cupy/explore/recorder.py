@@ -59,7 +59,8 @@ def record(
     num_positions : int
         Positions a prompt. The target decodes L more tokens, so that no round outruns its continuation.
     max_budget : int
-        Replays of best-first trees up to this budget are exact.
+        Replays of best-first trees up to this budget are exact, those with a cap on their depth apart: they go wider,
+        and `replay` refuses what these ranks cannot tell.
     width : int
         Ranks to keep of each draft row, at least. Widened (and `about` says so) where a best-first tree of
         `max_budget` nodes would use the last rank; never more than the vocabulary.
@@ -71,7 +72,7 @@ def record(
     about : dict of str to str, optional
         Kept with the traces: models, dtype, text, date.
     progress : bool
-        Show a bar on a terminal, when tqdm is installed.
+        Show a bar in a terminal or a notebook, when tqdm is installed.
 
     Returns
     -------

@@ -47,7 +47,8 @@ class Traces:
     prompt_names : tuple of str
     vocab_size : int
     max_budget : int
-        No best-first tree up to this budget uses the last of the K ranks, unless K is the whole vocabulary.
+        No best-first tree up to this budget, its depth not capped, uses the last of the K ranks, unless K is the whole
+        vocabulary.
     about : dict of str to str
         Where the traces come from; `record` writes temperature and seed.
 

@@ -161,6 +161,13 @@ def _tree(arrays: Mapping[str, Array]) -> tuple[DraftTree, npt.NDArray[np.int64]
             f"from_sglang: no link leads to node {node} of request {request}, though later nodes are linked; SGLang "
             f"skips such a node (its parent was not selected, often after NaN scores), a DraftTree cannot hold it"
         )
+    stray = np.argwhere(~linked & ((children >= 0) | (siblings >= 0)))
+    if stray.size:
+        request, node = stray[0]
+        raise ArgumentError(
+            f"from_sglang: node {node} of request {request} has links, though none leads to it; expected -1 in the "
+            f"rows of padding"
+        )
     rows = np.arange(batch * size).reshape(batch, size)
     wrong = np.argwhere(linked & (index != rows))
     if wrong.size:

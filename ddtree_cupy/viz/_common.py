@@ -27,8 +27,13 @@ def new_axes(ax: Axes, width: float, height: float) -> Axes:
     """Return `ax`, or the Axes of a new figure of this size in inches."""
     if ax is not None:
         return ax
-    import matplotlib.pyplot as plt
-
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        message = "pictures need matplotlib, the extra `viz`: pip install 'matplotlib>=3.9'"
+        raise ModuleNotFoundError(message, name="matplotlib") from error
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
@@ -67,6 +72,20 @@ def probability_scale(probabilities: Floats) -> Any:
 
     lowest = float(probabilities.min())
     return LogNorm(max(lowest, 1e-12), 1.0) if lowest < 0.01 else Normalize(0.0, 1.0)
+
+
+def wanted_nodes(token_ids: Integers, parents: Integers, targets: Integers | None) -> list[bool]:
+    """Return for each node whether its token is the target's at its parent; without targets none is."""
+    if targets is None:
+        return [False] * len(parents)
+    return [bool(hit) for hit in (parents >= 0) & (targets[parents] == token_ids)]
+
+
+def line(color: str, width: float, label: str) -> Any:
+    """Return a handle of a legend: a line."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=color, lw=width, label=label)
 
 
 def marker(face: str, edge: str, label: str) -> Any:

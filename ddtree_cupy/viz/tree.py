@@ -228,11 +228,10 @@ class TreeDisplay:
         chosen = [n for n in (range(1, len(self.parents)) if nodes is None else nodes) if n > 0]
         curves = [self._curve(int(self.parents[n]), n) for n in chosen]
         on_path = set() if self.accepted is None else set(self.accepted.tolist())
-        colors, widths = [], []
+        wanted, colors, widths = c.wanted_nodes(self.token_ids, self.parents, self.target_token_ids), [], []
         for n in chosen:
-            wanted = self.target_token_ids is not None and self.target_token_ids[self.parents[n]] == self.token_ids[n]
-            colors.append(c.GREEN if n in on_path else c.DARK if wanted else "#BBBBBB")
-            widths.append(3.0 if n in on_path else 1.8 if wanted else 1.0)
+            colors.append(c.GREEN if n in on_path else c.DARK if wanted[n] else "#BBBBBB")
+            widths.append(3.0 if n in on_path else 1.8 if wanted[n] else 1.0)
         if nodes is None and self.accepted is not None and self._has_bonus:
             curves.append(self._curve(int(self.accepted[-1]), len(self.parents)))
             colors.append(c.ORANGE)
@@ -294,4 +293,7 @@ class TreeDisplay:
         kinds = [(c.GREEN, c.DARK, "accepted"), (c.VERMILLION, c.DARK, "target disagrees")]
         kinds += [("white", c.ORANGE, "bonus token")] if self._has_bonus else []
         kinds.append((_UNREACHED, c.DARK, "not reached"))
-        return [c.marker(*kind) for kind in kinds if kind[0] in (*colors, "white")]
+        handles = [c.marker(*kind) for kind in kinds if kind[0] in (*colors, "white")]
+        wanted = c.wanted_nodes(self.token_ids, self.parents, self.target_token_ids)
+        is_stray = any(hit and color != c.GREEN for hit, color in zip(wanted, colors, strict=True))
+        return handles + [c.line(c.DARK, 1.8, "target's choice")] * is_stray

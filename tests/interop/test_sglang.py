@@ -205,6 +205,11 @@ def changed(**changes):
         (changed(retrieve_next_sibling=((0, 4), 5)), ArgumentError, "node 5 of request 0 is a child of nodes 1 and 3"),
         (changed(retrieve_next_sibling=((0, 0), 1)), ArgumentError, "the root of request 0 has the sibling 1"),
         (changed(retrieve_next_sibling=((0, 1), -1)), UnsupportedError, "no link leads to node 3.*not selected"),
+        (
+            changed(retrieve_next_token=((0, 0), -1)),
+            ArgumentError,
+            "node 1 of request 0 has links, though none",
+        ),
         (changed(retrieve_index=((0, 2), 4)), UnsupportedError, r"`retrieve_index`\[0, 2\] is 4, expected 2"),
         (changed(positions=(3, 6)), ArgumentError, "node 3 of request 0 is 6, expected 4: the root's 3 plus the depth"),
         (changed(positions=(0, -1)), ArgumentError, "lengths of at least 0"),

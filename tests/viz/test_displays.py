@@ -272,3 +272,11 @@ def test_every_plot_rejects_an_unknown_kind(name):
     display = next(d for _, d, _ in DISPLAYS if type(d).__name__ == f"{name}Display")
     with pytest.raises(ArgumentError, match="`kind` is 'pie', expected one of"):
         display.plot(kind="pie")
+
+
+@pytest.mark.parametrize(("targets", "has_entry"), [([1, 9, 2, 9, 9], True), ([1, 9, 9, 9, 9], False), (None, False)])
+def test_tree_legend_names_dark_edges(targets, has_entry):
+    """Node 3 is the target's choice below node 2, which the accepted path 0, 1 never reached."""
+    display = viz.TreeDisplay([0, 1, 3, 2, 4], [-1, 0, 0, 2, 1], accepted=[0, 1], target_token_ids=targets)
+    entries = texts(display.plot(color="fate").legend_.get_texts())
+    assert ("target's choice" in entries) == has_entry
