@@ -75,6 +75,11 @@ def per_request(
     given: dict[str, Array],
 ) -> int | Array:
     """Return an int, or an int32 array of shape (batch,) whose values nobody has read."""
+    if batched and isinstance(value, Sequence):
+        raise DTypeError(
+            f"{check.function}: `{name}` is {type(value).__name__}, expected an integer or an int32 array of shape "
+            f"({batch},)"
+        )
     if isinstance(value, np.generic) or not hasattr(value, "shape"):
         return check.integer(name, value, low=bounds[0], high=bounds[1])
     if checked:

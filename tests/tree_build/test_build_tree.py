@@ -468,3 +468,12 @@ def test_build_tree_rejects_wrong_logits(logits, error):
 def test_build_tree_rejects_non_finite_logits_by_name():
     with pytest.raises(ArgumentError, match=r"^build_tree: `draft_logits`\[1, 0, 2\] is nan"):
         build(rows([[0, 1, 2]], [[0, 1, NAN]]), 3)
+
+
+@pytest.mark.parametrize("given", [{"root_token_ids": [1, 2]}, {"root_token_ids": 0, "budget": (3, 4)}])
+def test_build_tree_says_that_lists_must_be_int32_arrays(given):
+    logits = np.zeros((2, 3, 8), np.float32)
+    name = next(name for name, value in given.items() if not isinstance(value, int))
+    kind = type(given[name]).__name__
+    with pytest.raises(DTypeError, match=rf"`{name}` is {kind}, expected an integer or an int32 array of shape \(2,\)"):
+        build_tree(logits, **{"budget": 3, **given})
