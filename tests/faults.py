@@ -114,6 +114,12 @@ FAULTS = {
         "extern __shared__ uint4 shared[];",
         f"{MMA_TESTS}::test_v3_matches_oracle_in_every_configuration",
     ),
+    "pieces past 32 weighed as the first 32": Fault(
+        "tree_attention/v3_merge.cu",
+        "if (start > 0) score = score_of(start + lane);",
+        "",
+        f"{MMA_TESTS}::test_v3_merges_any_number_of_pieces",
+    ),
 }
 
 

@@ -29,7 +29,7 @@ constexpr int MERGED_ROWS = 2;  // of a block
 constexpr int threads_for(int C) { return WARP_SIZE * MERGED_ROWS * ((C + 127) / 128); }
 
 template <class T, int C, int IN_FLIGHT>
-__global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) / threads_for(C))
+__global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) / threads_for(C))  // 128, 64 registers
     tree_attention_v3_merge(const int* __restrict__ page_table, const int* __restrict__ context_lens,
                             const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
                             const float* __restrict__ partial_score, const int4* __restrict__ cuts,

@@ -107,8 +107,9 @@ def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
 def as_text(report: dict[str, Any]) -> str:
     """One aligned table."""
     lines = [", ".join(f"{key} {value}" for key, value in report["environment"].items())]
-    for name in (name for name in report if name.startswith("yardstick")):
-        ceilings = report[name]
+    for name, ceilings in report.items():
+        if not name.startswith("yardstick"):
+            continue
         lines.append(
             f"{name}: copy {ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
             f"bf16 8192^3 product {ceilings['matmul_flops_per_second'] / 1e12:.0f} TFLOP/s"

@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._progress import with_progress
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.decode.generate import Generation, generate
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_names, heldout_text
@@ -96,9 +97,9 @@ def run_all(runs: Sequence[Run], *, workers: int | None = None, label: str = "")
     """Decode all `runs` over worker processes, with a progress bar, and return them in order."""
     workers = workers or os.cpu_count() or 1
     if workers == 1:
-        return list(_with_progress(map(run_one, runs), len(runs), label))
+        return list(with_progress(map(run_one, runs), len(runs), label, "text"))
     with ProcessPoolExecutor(workers) as pool:
-        return list(_with_progress(pool.map(run_one, runs, chunksize=4), len(runs), label))
+        return list(with_progress(pool.map(run_one, runs, chunksize=4), len(runs), label, "text"))
 
 
 @cache
@@ -107,14 +108,6 @@ def _models(dtype: str, backend: str = "numpy") -> tuple[TinyTarget, TinyDrafter
         TinyTarget.load(dtype=np.dtype(dtype), backend=backend),
         TinyDrafter.load(dtype=np.dtype(dtype), backend=backend),
     )
-
-
-def _with_progress(runs: Iterable[Run], total: int, label: str) -> Iterator[Run]:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return iter(runs)
-    return iter(tqdm(runs, total=total, desc=label, unit="text", disable=not sys.stderr.isatty()))
 
 
 def lossless(

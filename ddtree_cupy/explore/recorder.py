@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy._progress import with_progress
 from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.explore._progress import with_progress
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import commit_kv, greedy_targets, sample_targets
 from ddtree_cupy.tree_build import best_first_tree, top_candidates

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from concurrent.futures import Executor
 
-from ddtree_cupy.explore._progress import with_progress
+from ddtree_cupy._progress import with_progress
 from ddtree_cupy.explore.policies import Policy
 from ddtree_cupy.explore.replay import Replay, replay
 from ddtree_cupy.explore.traces import Traces

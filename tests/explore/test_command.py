@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
+from ddtree_cupy._progress import with_progress
 from ddtree_cupy.explore import CostTable, Traces
 from ddtree_cupy.explore.__main__ import main
-from ddtree_cupy.explore._progress import with_progress
 from ddtree_cupy.explore.cost_tables import SHIPPED_COSTS
 from ddtree_cupy.explore.traces import SHIPPED_TRACES
 
