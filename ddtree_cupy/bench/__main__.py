@@ -15,11 +15,14 @@ import ddtree_cupy
 from ddtree_cupy._compile.cupy_backend import current_device, nvrtc_version
 from ddtree_cupy.bench.cases import Case, all_cases
 from ddtree_cupy.bench.timing import copy_bytes_per_second, matmul_flops_per_second, measure
-from ddtree_cupy.errors import DDTreeError
+from ddtree_cupy.errors import DDTreeError, UnsupportedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases; exit code 1 when one disagrees with the reference (its time is not printed then)."""
+    """Run the cases; exit code 1 when one disagrees with the reference (its time is not printed then).
+
+    A case that a variant refuses (v1_three_phase holds no long context) is printed with the refusal.
+    """
     parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.bench", description=__doc__)
     parser.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
     grids = parser.add_mutually_exclusive_group()
@@ -87,6 +90,8 @@ def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
         prepared = case.prepare()
         prepared.run()
         prepared.gate()
+    except UnsupportedError as error:
+        return {**row, "refused": str(error)}
     except (AssertionError, DDTreeError) as error:
         return {**row, "failed": f"{type(error).__name__}: {error}"}
     times = measure(prepared.run)
@@ -120,8 +125,8 @@ def as_text(report: dict[str, Any]) -> str:
     )
     for row in report["rows"]:
         start = f"{row['op']:<21}{row['name']:<42}{row['variant']:<16}"
-        if "failed" in row:
-            lines.append(f"{start} not timed: {row['failed']}")
+        if "event_us" not in row:
+            lines.append(f"{start} not timed: {row.get('failed') or row['refused']}")
             continue
         lines.append(
             f"{start}{row['event_us']:>10.1f}{row['low_us']:>9.1f}{row['high_us']:>9.1f}"

@@ -114,8 +114,6 @@ def _attention_cases(variants: tuple[str, ...], sizes: tuple[tuple[int, int, int
 
     for variant in variants:
         for batch, heads, nodes, context in sizes:
-            if variant == "v1_three_phase" and batch * heads * nodes * context > 1 << 26:
-                continue  # the readable version takes a second and more there
             rows, width = batch * heads * nodes, HEAD_DIM_CKV + HEAD_DIM_KPE
             depth_sum = int(random_tree(nodes).depths.sum()) + nodes
             yield Case(

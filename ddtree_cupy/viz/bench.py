@@ -113,7 +113,7 @@ class BenchDisplay:
         report : mapping
             With "rows", and "yardstick_before" for the roofline.
         op : str
-            Rows of other ops are left out; so are rows that failed their gate.
+            Rows of other ops are left out; so are rows that failed their gate or were refused.
         """
         name = "BenchDisplay.from_report"
         c.container(name, "report", report, Mapping)
@@ -121,7 +121,7 @@ class BenchDisplay:
         for row in report.get("rows", ()):
             c.container(name, "report['rows']", row, Mapping)
             found = re.fullmatch(r"(.*) T (\d+)", row.get("name", ""))
-            if row.get("op") == op and "failed" not in row and found:
+            if row.get("op") == op and not {"failed", "refused"} & row.keys() and found:
                 missing = [key for key in ("variant", *_TIMED) if key not in row]
                 if missing:
                     raise ArgumentError(f"{name}: `report` has no {missing[0]!r} in row {row['name']!r}, expected one")

@@ -6,6 +6,7 @@ import pytest
 
 from ddtree_cupy.bench import __main__ as bench
 from ddtree_cupy.bench.timing import Times
+from ddtree_cupy.errors import UnsupportedError
 
 
 @pytest.fixture
@@ -72,6 +73,22 @@ def test_numbers_stand_under_their_names(calls, capsys):
         assert right[end : end + 1] in ("", " ")
     assert wrong.split() == ["op", "wrong", "v", "not", "timed:", "AssertionError:", "one", "element", "is", "off"]
     assert [sum(word in line for line in lines) for word in ("before", "between", "after")] == [1, 1, 1]
+
+
+def test_refused_case_is_printed_and_is_no_failure(calls, monkeypatch, capsys):
+    why = "v1_three_phase holds 57,000 keys; use v2_split_kv"
+
+    def refuse():
+        raise UnsupportedError(why)
+
+    refused = bench.Case("op", "long", "v1_three_phase", 1, 1, 1, refuse)
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [refused])
+    assert bench.main([]) == 0
+    assert f"not timed: {why}" in capsys.readouterr().out
+    bench.main(["--json"])
+    assert json.loads(capsys.readouterr().out)["rows"] == [
+        {"op": "op", "name": "long", "variant": "v1_three_phase", "refused": why}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,10 @@ REPORT = {
         for variant, scale in (("v1", 0.1), ("v2", 0.08))
         for context in (8192, 1024)
     ]
-    + [{"op": "tree_attention", "name": "B 1 H 8 N 64 T 5", "variant": "v1", "failed": "AssertionError"}],
+    + [
+        {"op": "tree_attention", "name": "B 1 H 8 N 64 T 5", "variant": "v1", "failed": "AssertionError"},
+        {"op": "tree_attention", "name": "B 1 H 8 N 64 T 99999", "variant": "v1", "refused": "too long"},
+    ],
 }
 
 
