@@ -80,6 +80,7 @@ def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
         drafter,
         [np.frombuffer(heldout_text(file)[offset - PROMPT_BYTES : offset], np.uint8) for file, offset in places],
         num_positions=num_positions,
+        width=48,
         names=[f"{file}:{offset}" for file, offset in places],
         about={
             "target": "ddtree_cupy.decode.tiny.TinyTarget, float64",

@@ -40,7 +40,7 @@ class Policy(Protocol):
         Parameters
         ----------
         candidates : Candidates
-            Batched, (B, L, K).
+            Batched, (B, L, K). Ranks that the traces do not hold have logit -inf; a tree that takes one is refused.
         root_token_ids : int32 array, shape (B,)
         """
         ...

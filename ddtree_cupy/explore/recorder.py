@@ -29,7 +29,8 @@ class _Settings:
     target: Any
     drafter: Any
     num_positions: int
-    ranks: int
+    width: int
+    max_budget: int
     temperature: float
     seed: int
 
@@ -59,11 +60,11 @@ def record(
     num_positions : int
         Positions a prompt. The target decodes L more tokens, so that no round outruns its continuation.
     max_budget : int
-        Replays of best-first trees up to this budget are exact, those with a cap on their depth apart: they go wider,
-        and `replay` refuses what these ranks cannot tell.
+        Replays of best-first trees up to this budget are exact, whatever `max_depth`, `max_children` (one number),
+        `min_path_score` and `spine`. `replay` refuses other trees where they use the last rank of a row.
     width : int
-        Ranks to keep of each draft row, at least. Widened (and `about` says so) where a best-first tree of
-        `max_budget` nodes would use the last rank; never more than the vocabulary.
+        Ranks to keep of each draft row, at least. A row keeps more (and `about` says so) where such a tree could use
+        its last rank; never more than the vocabulary.
     temperature, seed
         As in `decode.generate`: 0 takes the most likely token, above 0 one uniform draw a text position. A live run
         with the same temperature and seed has the same draws.
@@ -102,20 +103,21 @@ def record(
     if len(labels) != len(texts):
         raise ArgumentError(f"record: `names` has {len(labels)} entries for {len(texts)} prompts")
 
-    # no tree of max_budget nodes can use rank max_budget, whatever its limits
-    settings = _Settings(target, drafter, num_positions, max(max_budget + 1, width), temperature, seed)
+    settings = _Settings(target, drafter, num_positions, width, max_budget, temperature, seed)
     parts = [_Text(settings, text) for text in with_progress(texts, len(texts), "record", "prompt", progress)]
     candidates = Candidates(
         *(np.stack(arrays) for arrays in zip(*(row for part in parts for row in part.rows), strict=True))
     )
     roots = np.concatenate([part.tokens[:num_positions] for part in parts])
-    needed = 1 + _highest_rank(candidates, max_budget) + 1
-    kept = min(max(width, needed), int(target.vocab_size))
+    needed = np.concatenate([part.needed for part in parts])
+    row_widths = np.minimum(np.maximum(width, needed), int(target.vocab_size)).astype(np.int32)
+    kept = int(row_widths.max(initial=0))
     notes = {"temperature": str(temperature), "seed": str(seed), **(about or {})}
     if kept > width:
-        notes["width"] = f"{width} ranks widened to {kept} for trees of {max_budget} nodes"
+        notes["width"] = f"{width} ranks widened to up to {kept} for trees of {max_budget} nodes"
     return Traces(
-        candidates=Candidates(candidates.token_ids[..., :kept], candidates.logits[..., :kept], candidates.lse),
+        candidates=_cut(candidates, row_widths),
+        row_widths=row_widths,
         root_token_ids=roots,
         continuations=np.concatenate([part.continuations for part in parts]),
         context_lens=np.concatenate([text.size - 1 + np.arange(num_positions) for text in texts]).astype(np.int32),
@@ -139,16 +141,38 @@ def _tokens(index: int, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[n
     return tokens.astype(np.int32)
 
 
-def _highest_rank(candidates: Candidates, budget: int) -> int:
-    """Return the highest rank that any best-first tree of `budget` nodes uses; -1 for none."""
-    highest = -1
-    for token_ids, logits, lse in zip(candidates.token_ids, candidates.logits, candidates.lse, strict=True):
-        tree = best_first_tree(Candidates(token_ids, logits, lse), budget=budget, root_token_ids=0)
-        count = int(tree.num_nodes)
-        depths, tokens = tree.depths[1:count], tree.token_ids[1:count]
-        ranks = (token_ids[depths - 1] == tokens[:, None]).argmax(1)
-        highest = max(highest, int(ranks.max(initial=-1)))
-    return highest
+def _cut(candidates: Candidates, row_widths: npt.NDArray[np.int32]) -> Candidates:
+    """Keep so many ranks of each row."""
+    width = int(row_widths.max(initial=0))
+    kept = np.arange(width) < row_widths[..., None]
+    token_ids = np.where(kept, candidates.token_ids[..., :width], -1).astype(np.int32)
+    return Candidates(token_ids, np.where(kept, candidates.logits[..., :width], np.float32(-np.inf)), candidates.lse)
+
+
+def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArray[np.int64]:
+    """Return, for each row, one rank more than best-first trees of `budget` nodes can use of it.
+
+    A tree takes the best nodes that its limits allow, so a rank is in it only if the best path to that rank, which
+    goes over ranks 0, reaches the worst score taken. More children raise that score, so no tree with `width` or more
+    a node goes below the one with `width`; with fewer, none gets to rank `width` - 1. Smaller budgets, a spine or a
+    `min_path_score` only stop earlier.
+    """
+    batch, draft_len, _ = candidates.token_ids.shape
+    logits, lse = candidates.logits.astype(np.float64), candidates.lse.astype(np.float64)
+    scores = np.full_like(logits, -np.inf)
+    np.subtract(logits, lse[..., None], out=scores, where=logits > -np.inf)
+    best = np.cumsum(np.pad(scores[..., 0], ((0, 0), (1, 0))), axis=1)[:, :-1, None] + scores
+    needed = np.ones((batch, draft_len), np.int64)
+    for max_depth in range(1, draft_len + 1):
+        limits: dict[str, Any] = {"max_depth": max_depth, "max_children": width}
+        tree = best_first_tree(candidates, budget=budget, root_token_ids=np.zeros(batch, np.int32), **limits)
+        taken = np.where(tree.depths > 0, tree.path_scores, 0.0)  # type: ignore[arg-type]
+        worst = taken.min(1) - 1e-9  # the sums may round otherwise
+        worst[tree.num_nodes <= budget] = -np.inf
+        used = (best[:, :max_depth] >= worst[:, None, None]).sum(-1)
+        np.maximum(needed[:, :max_depth], used + 1, out=needed[:, :max_depth])
+    np.minimum(needed, candidates.token_ids.shape[2], out=needed)
+    return needed
 
 
 class _Text:
@@ -171,11 +195,14 @@ class _Text:
         self.tokens = np.array(tokens, np.int32)
         windows = np.lib.stride_tricks.sliding_window_view(self.tokens[1:], int(drafter.draft_len) + 1)
         self.continuations = windows[:count].copy()
+        drafts = Candidates(*(np.stack(arrays) for arrays in zip(*self.rows, strict=True)))
+        self.needed = _ranks_needed(drafts, settings.max_budget, settings.width)
 
     def _propose(self, root: int) -> tuple[Array, Array, Array]:
         logits = self.settings.drafter.propose(self.drafter_state, root)
         logits = logits.astype(np.float32) if logits.dtype == np.float64 else logits
-        top = top_candidates(logits, self.settings.ranks)._on_host()
+        # no tree of max_budget nodes can use rank max_budget, whatever its limits
+        top = top_candidates(logits, max(self.settings.max_budget + 1, self.settings.width))._on_host()
         return top.token_ids, top.logits, top.lse
 
     def _pass(self, token_ids: npt.NDArray[np.int32]) -> Array:

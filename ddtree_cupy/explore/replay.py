@@ -1,12 +1,12 @@
 """Replay a tree policy over traces: exactly the rounds that live decoding would have had."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.explore.policies import Policy
 from ddtree_cupy.explore.traces import Traces
@@ -15,6 +15,7 @@ from ddtree_cupy.tree_accept import accept
 __all__ = ["Outcomes", "Replay", "replay", "score"]
 
 _BATCH = 128  # positions a call of the policy
+_NOT_RECORDED = np.iinfo(np.int32).max  # id shown to policies for ranks cut off by the recorder, its logit -inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +146,8 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
     ------
     ArgumentError
         There are no positions, a tree is inactive or has an accepted token that the drafter's recorded row lacks, or
-        a tree uses the last recorded rank: more of the drafter's row might have entered it. Record with a larger
-        `width`, or set a smaller budget.
+        a tree uses the last rank recorded of a row or one past it: more of the drafter's row might have entered it.
+        Record with a larger `width`, or set a smaller budget.
     """
     if traces.num_positions == 0:
         raise ArgumentError("replay: `traces` has no positions")
@@ -160,8 +161,10 @@ def _score_batch(
     traces: Traces, policy: Policy, rows: slice
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
     candidates = traces.candidates._map(lambda array: array[rows])
-    tree = policy.build(candidates, traces.root_token_ids[rows])
-    _check_tree(policy, traces, candidates, tree, rows.start)
+    is_recorded = np.arange(traces.width) < traces.row_widths[rows][..., None]
+    shown = replace(candidates, token_ids=np.where(is_recorded, candidates.token_ids, _NOT_RECORDED).astype(np.int32))
+    tree = policy.build(shown, traces.root_token_ids[rows])
+    _check_tree(policy, traces, tree, rows)
     # off the accepted path the target's token is unknown, and `accept` never gets there
     targets = np.take_along_axis(traces.continuations[rows], np.maximum(tree.depths, 0), axis=1)
     result = accept(tree, targets)
@@ -172,8 +175,8 @@ def _score_batch(
     if unknown.any():
         raise ArgumentError(
             f"replay: policy {policy.name!r} has an accepted token at position "
-            f"{rows.start + int(np.flatnonzero(unknown)[0])} that is not among the {traces.width} ranks recorded of "
-            f"the drafter's row, expected tokens of `candidates`"
+            f"{rows.start + int(np.flatnonzero(unknown)[0])} that is not among the ranks recorded of the "
+            f"drafter's row, expected tokens of `candidates`"
         )
     hit_ranks = np.where(on_path, hits.argmax(-1) if traces.width else -1, -1).astype(np.int32)
     scores = tree.path_scores
@@ -181,9 +184,10 @@ def _score_batch(
     return accepted, tree.num_nodes, hit_ranks, expected
 
 
-def _check_tree(policy: Policy, traces: Traces, candidates: Candidates, tree: DraftTree, start: int) -> None:
-    """Raise unless the tree has one active request a position, fits the draft, and leaves the last rank alone."""
-    batch = len(candidates.lse)
+def _check_tree(policy: Policy, traces: Traces, tree: DraftTree, rows: slice) -> None:
+    """Raise unless the tree has one active request a position, fits the draft, and leaves the last ranks alone."""
+    row_widths = traces.row_widths[rows]
+    batch = len(row_widths)
     if tree.token_ids.shape[:-1] != (batch,) or int(tree.depths.max(initial=0)) > traces.draft_len:
         raise ArgumentError(
             f"replay: policy {policy.name!r} returned trees {tree.token_ids.shape} of depth "
@@ -193,18 +197,21 @@ def _check_tree(policy: Policy, traces: Traces, candidates: Candidates, tree: Dr
     if inactive.any():
         raise ArgumentError(
             f"replay: policy {policy.name!r} returned an inactive tree at position "
-            f"{start + int(np.flatnonzero(inactive)[0])}, expected at least the root"
+            f"{rows.start + int(np.flatnonzero(inactive)[0])}, expected at least the root"
         )
-    if traces.width >= traces.vocab_size or traces.width == 0:
-        return
-    last = np.concatenate([np.full((batch, 1), -1, np.int32), candidates.token_ids[..., -1]], axis=1)
-    last = np.take_along_axis(last, np.maximum(tree.depths, 0), axis=1)
-    used = (tree.token_ids == last) & (tree.depths > 0)
+    last = np.full((batch, 1 + traces.draft_len), -1, np.int32)  # by depth; the root's is none
+    some = np.nonzero((row_widths > 0) & (row_widths < traces.vocab_size))
+    last[some[0], some[1] + 1] = traces.candidates.token_ids[rows][(*some, row_widths[some] - 1)]
+    used = tree.token_ids == np.take_along_axis(last, np.maximum(tree.depths, 0), axis=1)
+    used = (tree.depths > 0) & (used | (tree.token_ids == _NOT_RECORDED))
     if used.any():
-        position = start + int(np.flatnonzero(used.any(1))[0])
+        position, node = (int(found[0]) for found in np.nonzero(used))
+        depth = int(tree.depths[position, node])
+        width = int(row_widths[position, depth - 1])
         raise ArgumentError(
-            f"replay: policy {policy.name!r} uses rank {traces.width - 1} at position {position}, the last one "
-            f"recorded, so its tree may lack better ranks; record with `width` above {traces.width}, or shrink the tree"
+            f"replay: policy {policy.name!r} uses rank {width - 1} or more at depth {depth} of position "
+            f"{rows.start + position}, where {width} ranks were recorded, so its tree may lack better ranks; record "
+            f"with `width` above {width}, or shrink the tree"
         )
 
 

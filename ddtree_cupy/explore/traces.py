@@ -19,23 +19,28 @@ __all__ = ["SHIPPED_TRACES", "Traces"]
 
 SHIPPED_TRACES = Path(__file__).parent / "data" / "tiny_heldout.npz"
 
-FORMAT = "ddtree-traces-1"
+FORMAT = "ddtree-traces-2"
 _HEADER = "__header__"
-_ARRAYS = ("token_ids", "logits", "lse", "root_token_ids", "continuations", "context_lens", "prompt_starts")
+_ARRAYS = (
+    *("token_ids", "logits", "lse", "row_widths", "root_token_ids", "continuations", "context_lens", "prompt_starts"),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Traces:
     """Positions of the target's own continuations of some prompts, each ready to start a round from.
 
-    P positions, Q prompts, L draft length, K ranks kept of each draft row. A round that starts at a position drafts
-    from its candidates, and its tokens are the first ones of its continuation; the next round starts as many
+    P positions, Q prompts, L draft length, K ranks kept of the widest draft row. A round that starts at a position
+    drafts from its candidates, and its tokens are the first ones of its continuation; the next round starts as many
     positions later. Positions of one prompt are consecutive.
 
     Attributes
     ----------
     candidates : Candidates
-        Batched, (P, L, K): float32 logits and the log-sum-exp of the whole row.
+        Batched, (P, L, K): float32 logits and the log-sum-exp of the whole row; ranks that were not kept have id -1
+        and logit -inf.
+    row_widths : int32 array, shape (P, L)
+        Ranks kept of each row, at most K.
     root_token_ids : int32 array, shape (P,)
         The committed token before the position.
     continuations : int32 array, shape (P, L + 1)
@@ -47,8 +52,8 @@ class Traces:
     prompt_names : tuple of str
     vocab_size : int
     max_budget : int
-        No best-first tree up to this budget, its depth not capped, uses the last of the K ranks, unless K is the whole
-        vocabulary.
+        No best-first tree up to this budget uses the last rank kept of a row, unless that is the whole vocabulary,
+        whatever `max_depth`, `max_children` (one number), `min_path_score` and `spine`.
     about : dict of str to str
         Where the traces come from; `record` writes temperature and seed.
 
@@ -56,10 +61,11 @@ class Traces:
     --------
     >>> traces = Traces.load()
     >>> traces
-    Traces(prompts=24, positions=768, draft_len=15, width=64)
+    Traces(prompts=24, positions=768, draft_len=15, width=256)
     """
 
     candidates: Candidates
+    row_widths: npt.NDArray[np.int32]
     root_token_ids: npt.NDArray[np.int32]
     continuations: npt.NDArray[np.int32]
     context_lens: npt.NDArray[np.int32]
@@ -86,8 +92,12 @@ class Traces:
 
     @property
     def width(self) -> int:
-        """K."""
+        """K, the ranks kept of the widest row."""
         return int(self.candidates.token_ids.shape[2])
+
+    @property
+    def _is_kept(self) -> npt.NDArray[np.bool_]:
+        return np.arange(self.width) < self.row_widths[..., None]
 
     def __repr__(self) -> str:
         return (
@@ -130,6 +140,7 @@ class Traces:
         rows = np.concatenate([np.arange(r.start, r.stop) for r in chosen]) if chosen else np.zeros(0, np.int64)
         return type(self)(
             candidates=self.candidates._map(lambda array: array[rows]),
+            row_widths=self.row_widths[rows],
             root_token_ids=self.root_token_ids[rows],
             continuations=self.continuations[rows],
             context_lens=self.context_lens[rows],
@@ -163,6 +174,10 @@ class Traces:
             lowest = -1 if name.startswith("candidates") else 0
             if tokens.size and (tokens.min() < lowest or tokens.max() >= self.vocab_size):
                 raise ArgumentError(f"Traces: `{name}` leaves {lowest}..{self.vocab_size - 1}")
+        if ((self.row_widths < 0) | (self.row_widths > self.width)).any():
+            raise ArgumentError(f"Traces: `row_widths` leaves 0..{self.width}, the ranks of `candidates`")
+        if (self.candidates.token_ids[~self._is_kept] != -1).any():
+            raise ArgumentError("Traces: `candidates.token_ids` has ids past `row_widths`, expected -1 there")
         follows = np.ones(max(positions - 1, 0), bool)  # position p + 1 belongs to the prompt of p
         inner = starts[(starts > 0) & (starts < positions)]
         follows[inner - 1] = False
@@ -191,6 +206,7 @@ class Traces:
         check.array("candidates.token_ids", kept.token_ids, (*row, "width"), ("int32",))
         check.array("candidates.logits", kept.logits, (*row, "width"), ("float32",))
         check.array("candidates.lse", kept.lse, row, ("float32",))
+        check.array("row_widths", self.row_widths, ("num_positions", kept.lse.shape[1]), ("int32",))
         for name in ("root_token_ids", "context_lens"):
             check.array(name, named[name], ("num_positions",), ("int32",))
         check.array("continuations", self.continuations, ("num_positions", kept.lse.shape[1] + 1), ("int32",))
@@ -208,9 +224,13 @@ class Traces:
             raise ArgumentError(f"Traces.save: `vocab_size` is {self.vocab_size}, expected at most 2**31")
         self.validate()
         arrays = {name: getattr(self, name, None) for name in _ARRAYS}
-        ids = self.candidates.token_ids
+        kept, ids = self._is_kept, self.candidates.token_ids[self._is_kept]
         smallest = np.min_scalar_type(self.vocab_size - 1) if (ids >= 0).all() else np.dtype(np.int32)
-        arrays |= {"token_ids": ids.astype(smallest), "logits": self.candidates.logits, "lse": self.candidates.lse}
+        arrays |= {
+            "token_ids": ids.astype(smallest),
+            "logits": self.candidates.logits[kept],
+            "lse": self.candidates.lse,
+        }
         about = {
             "prompt_names": list(self.prompt_names),
             "vocab_size": self.vocab_size,
@@ -236,9 +256,15 @@ class Traces:
             The file is missing, truncated, altered, or holds something else.
         """
         header, arrays = _read(Path(path))
-        candidates = Candidates(arrays["token_ids"].astype(np.int32), arrays["logits"], arrays["lse"])
+        row_widths = arrays["row_widths"]
+        kept = np.arange(row_widths.max(initial=0)) < row_widths[..., None]
+        if not kept.sum() == arrays["token_ids"].size == arrays["logits"].size:
+            raise WeightsError(f"{path}: holds {arrays['token_ids'].size} candidates for rows of {kept.sum()} ranks")
+        token_ids, logits = np.full(kept.shape, -1, np.int32), np.full(kept.shape, -np.inf, np.float32)
+        token_ids[kept], logits[kept] = arrays["token_ids"], arrays["logits"]
         traces = cls(
-            candidates=candidates,
+            candidates=Candidates(token_ids, logits, arrays["lse"]),
+            row_widths=row_widths,
             root_token_ids=arrays["root_token_ids"],
             continuations=arrays["continuations"],
             context_lens=arrays["context_lens"],

@@ -189,7 +189,7 @@ def test_fixed_tree_fitted_rejects_bad_arguments(traces):
         FixedTree.fitted(traces.candidates, -1)
     with pytest.raises(ArgumentError, match="fitted: `candidates` has no positions"):
         FixedTree.fitted(traces.select([]).candidates, 3)
-    with pytest.raises(DDTreeError, match=r"fitted: `candidates\.logits` is \(15, 64\), expected \(num_positions"):
+    with pytest.raises(DDTreeError, match=r"fitted: `candidates\.logits` is \(15, 256\), expected \(num_positions"):
         FixedTree.fitted(traces.candidates._map(lambda array: array[0]), 3)
 
 

@@ -136,6 +136,7 @@ def test_replay_of_drafts_of_no_depth(traces):
     flat = dataclasses.replace(
         traces.select([0, 1]),
         candidates=Candidates(kept.token_ids[:64, :0], kept.logits[:64, :0], kept.lse[:64, :0]),
+        row_widths=traces.row_widths[:64, :0],
         continuations=traces.continuations[:64, :1],
     ).validate()
     result = replay(flat, BestFirst(4))
@@ -155,10 +156,13 @@ def test_depth_rates_are_nan_where_no_round_arrives(traces):
 
 def test_score_rejects_trees_that_use_the_last_recorded_rank(traces):
     score(traces, BestFirst(256))  # the recorder promised it
-    with pytest.raises(ArgumentError, match=r"uses rank 63 at position \d+.*record with `width` above 64"):
-        score(traces, BestFirst(200, max_depth=1))
-    with pytest.raises(ArgumentError, match="rank 70 is used, but `candidates` hold 64"):
-        score(traces, FixedTree(tuple((rank,) for rank in range(71))))
+    with pytest.raises(ArgumentError, match=r"uses rank 61 or more at depth 2 of position 0, where 62 ranks were"):
+        score(traces, BestFirst(256, max_children=(1, 256)))
+    # ranks past the last one, and not the last one itself: a fixed tree takes what it was told
+    with pytest.raises(ArgumentError, match=r"uses rank 47 or more at depth 15 of position 0, where 48 ranks were"):
+        score(traces, FixedTree((*((0,) * depth for depth in range(1, 15)), (*(0,) * 14, 70))))
+    with pytest.raises(ArgumentError, match="rank 256 is used, but `candidates` hold 256"):
+        score(traces, FixedTree(tuple((rank,) for rank in range(257))))
 
 
 def test_score_rejects_trees_of_the_wrong_form(traces):
@@ -204,7 +208,7 @@ def test_score_rejects_accepted_tokens_that_the_drafters_row_lacks(traces):
     kept = some.candidates
     token_ids = kept.token_ids.copy()
     row = token_ids[131, 0]  # of the second call
-    row[row == wanted[131]] = next(token for token in range(some.vocab_size) if token not in row)
+    row[row == wanted[131]] = -1
     without = dataclasses.replace(some, candidates=Candidates(token_ids, kept.logits, kept.lse))
     with pytest.raises(ArgumentError, match="policy 'oracle' has an accepted token at position 131 that is not among"):
         score(without, Oracle())

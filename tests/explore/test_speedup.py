@@ -69,8 +69,8 @@ def test_sweep_is_identical_on_a_dask_cluster(traces):
 
 
 def test_sweep_hands_on_an_error_of_a_task(traces):
-    with ThreadPoolExecutor(1) as executor, pytest.raises(ArgumentError, match="uses rank 63"):
-        sweep(traces, [chain(3), BestFirst(200, max_depth=1), Star()], executor=executor)
+    with ThreadPoolExecutor(1) as executor, pytest.raises(ArgumentError, match="uses rank 61 or more at depth 2"):
+        sweep(traces, [chain(3), BestFirst(256, max_children=(1, 256)), Star()], executor=executor)
 
 
 def test_speedup_is_the_ratio_of_sums(traces):
