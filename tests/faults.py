@@ -114,6 +114,12 @@ FAULTS = {
         "extern __shared__ uint4 shared[];",
         f"{MMA_TESTS}::test_v3_matches_oracle_in_every_configuration",
     ),
+    "lost end of a row tile": Fault(
+        V3,
+        "if (piece.unit >= piece.stop && piece.put_off >= 0) {",
+        "if (false) {",
+        f"{MMA_TESTS}::test_v3_matches_oracle_however_the_line_is_cut",
+    ),
     "pieces past 32 weighed as the first 32": Fault(
         "tree_attention/v3_merge.cu",
         "if (start > 0) score = score_of(start + lane);",

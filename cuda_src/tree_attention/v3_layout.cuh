@@ -90,6 +90,9 @@ struct Piece {
   // the block's walk: the next unit, the one to stop at, how many there are in all, from one slice to the next
   long long unit, stop, units;
   int step;
+  // the end of a row tile that the block before began, put_off .. put_off_stop - 1; -1 where there is none, or no more
+  long long put_off, put_off_stop;
+  bool is_put_off;
 };
 
 // Four neighbours of a result, wherever it starts.

@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       piece.stop = whole_units ? line.units : line.start(blockIdx.x + 1);
       piece.units = line.units;
       piece.step = line.pieces;
+      piece.put_off = piece.put_off_stop = -1;
     }
   }
 
@@ -102,6 +103,11 @@ __global__ void __launch_bounds__(THREADS, 1)
       const int per_unit = whole_units ? tiles_per_slice : 1;
       const int num_units = whole_units ? 1 : (int)min(piece.stop - unit, (long long)request.units - first_unit);
       const int row_tile = (int)(local / request.units);
+      piece.is_put_off = !whole_units && first_unit > 0 && unit + num_units < piece.stop;
+      if (piece.is_put_off) {
+        piece.put_off = unit;
+        piece.put_off_stop = unit + num_units;
+      }
       piece.request = request;
 
       LoadPlan<T>& plan = piece.plan;
@@ -135,6 +141,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       piece.cut = first_unit == 0 ? cuts + (long long)place.request * row_tiles_of(N, H) + row_tile : nullptr;
     }
     __syncthreads();
+    if (piece.is_put_off) {
+      if (threadIdx.x == 0) piece.unit = piece.put_off_stop;
+      continue;
+    }
     char* const space = reinterpret_cast<char*>(shared);
     if (threadIdx.x < VALUE_THREADS) {
       ValueWarp<T, C, R, KEYS, STAGES, HELD> values(space, piece);
@@ -155,6 +165,13 @@ __global__ void __launch_bounds__(THREADS, 1)
         *piece.cut = cut_of({piece.units, piece.step}, piece.unit, piece.request.units, whole_units);
     }
     __syncthreads();
-    if (threadIdx.x == 0) piece.unit += whole_units ? piece.step : piece.num_units;
+    if (threadIdx.x == 0) {
+      piece.unit += whole_units ? piece.step : piece.num_units;
+      if (piece.unit >= piece.stop && piece.put_off >= 0) {
+        piece.unit = piece.put_off;
+        piece.stop = piece.put_off_stop;
+        piece.put_off = -1;
+      }
+    }
   }
 }

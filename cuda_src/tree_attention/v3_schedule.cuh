@@ -2,7 +2,9 @@
 //
 // A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles. Without split_keys all (row tile, key tile)
 // units of all requests form one line, cut into equal pieces, one a block (stream-K): any number of SMs is filled and
-// ragged batches balance. A few blocks stay idle where that lets pieces end with row tiles: fewer partial results.
+// ragged batches balance. A few blocks stay idle where that costs less than pieces that cross into another row tile.
+// A block that ends another one's row tile does so last: its other pieces start at first keys, as those of all blocks
+// do, and the one put off goes on about where they stopped. So keys are read by all at one time, and come from L2.
 // With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request never depend on its
 // neighbours; blocks then take units in turn.
 //
@@ -15,6 +17,7 @@
 #include "common/warp.cuh"
 
 constexpr int TILE_ROWS = 64;
+constexpr int CROSSING_UNITS = 6;  // what a second piece of a block takes, in times of a key tile
 
 struct Tables {
   const int* page_table;
@@ -101,7 +104,8 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
   int pieces = blocks;
   if (t.tiles_per_slice == 0 && row_tiles > 0 && row_tiles <= blocks) {
     const int even = blocks / row_tiles * row_tiles;  // as many pieces for every row tile of equal length
-    if (10 * even >= 9 * blocks) pieces = even;
+    const int crossing = even == row_tiles ? 2 * CROSSING_UNITS : CROSSING_UNITS;  // whole row tiles need no merge
+    if (units * (blocks - even) <= (long long)crossing * even * blocks) pieces = even;
   }
   return {units, (int)min((long long)pieces, units)};
 }

@@ -57,6 +57,16 @@ def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
     assert_state(case, *attend(kernels, case, **split))
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5, 7, 11, 30, 63, 64, 65])
+def test_v3_matches_oracle_however_the_line_is_cut(kernels, monkeypatch, blocks):
+    """64 units of 6 row tiles: blocks end the row tile of another one, have whole ones between, begin the next."""
+    monkeypatch.setattr(kernel_mma, "multiprocessors", lambda backend: blocks)
+    sizes = {"heads": 8, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
+    case = tree_case(np.random.default_rng(blocks), [24, 1, 9], [320, 912, 0], **sizes)
+    for seed in (0, 1):
+        assert_state(case, *attend(replace(kernels, seed=seed), case))
+
+
 @pytest.mark.parametrize("context", [16_352, 16_353, 16_384, 16_385])
 @pytest.mark.parametrize("split", [16_384, 16_416, 32_768])
 def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
