@@ -21,7 +21,7 @@
 // Requires   checked shapes and strides. Values are not trusted: num_nodes is clamped, any u and temperature end.
 // Speed      greedy reads each logit once: 65 x 163840 bf16 is 21 MB, predicted 9 us on an H200 (65 of 132 processors).
 //            Sampling reads them again from L2 and takes 25 instructions each, 16 us of one processor a row: 30 us.
-//            Measured 2026-11-30 in a graph: greedy 19 us, sampling 125 us; 520 rows 65 us (2.6 TB/s) and 260 us
+//            Measured 2026-11-30 in a graph: greedy 19 us, sampling 72 us; 520 rows 65 us (2.6 TB/s) and 238 us
 // Reference  ddtree_cupy/tree_accept/reference.py
 // Source     own
 #include "common/ordered.cuh"

@@ -15,7 +15,7 @@
 //            (C, R <= 1,024; keys are summed in tiles); each row in a fixed order, whatever the batch
 // Requires   S * 4 bytes of scores fit into shared memory; C and R multiples of 16; dtypes and shapes checked
 // Versions   v1_three_phase: this, readable, short context | v2_split_kv: any length, keys shared by 8 or 16 rows
-// Speed      each thread reads its own key, so nothing coalesces: 64 heads x 64 nodes x 1,024 keys take 13.5 ms on an
+// Speed      each thread reads its own key, so nothing coalesces: 64 heads x 64 nodes x 1,024 keys take 13.4 ms on an
 //            H200 (0.7 TFLOP/s, 2026-11-30)
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     own

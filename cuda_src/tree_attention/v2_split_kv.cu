@@ -16,7 +16,7 @@
 //            start at multiples of 16 bytes
 // Versions   v1_three_phase: readable, short context | v2_split_kv: this, CUDA cores | v3: tensor cores
 // Speed      shared memory feeds 4 products with 5 reads: half of the float32 peak at best. H200, 2026-11-30, bfloat16:
-//            64 heads x 64 nodes x 8,192 keys 4.6 ms, x 131,072 keys 79 ms (16 TFLOP/s)
+//            64 heads x 64 nodes x 8,192 keys 4.6 ms, x 131,072 keys 80 ms (15 TFLOP/s)
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     online softmax (arXiv 1805.02867); splitting after FlashDecoding
 #include "common/paging.cuh"

@@ -5,6 +5,7 @@
 // ragged batches balance. A few blocks stay idle where that costs less than pieces that cross into another row tile.
 // A block that ends another one's row tile does so last: its other pieces start at first keys, as those of all blocks
 // do, and the one put off goes on about where they stopped. So keys are read by all at one time, and come from L2.
+// That needs cuts that fall alike in many row tiles: 16 row tiles in 132 pieces share four to a place, 17 do not share.
 // With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request never depend on its
 // neighbours; blocks then take units in turn.
 //

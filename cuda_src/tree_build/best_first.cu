@@ -18,9 +18,9 @@
 // Requires   checked shapes. Values are not trusted: the budget is clamped to 0..N - 1, and every index follows from
 //            shapes and from nodes written here.
 // Speed      a step is two warp maxima of two redux.sync each and a few shared reads, about 400 cycles: on an H200
-//            predicted 15 us for budget 64 and 250 us for 1,024. Measured 2026-11-30 in a graph: 62 and 925 us, 0.9 us
+//            predicted 15 us for budget 64 and 250 us for 1,024. Measured 2026-11-30 in a graph: 56 and 909 us, 0.9 us
 //            a step, so a step's chain of shuffles and shared reads is four times as long as counted; the same for 64
-//            requests (64 us). Ties cost a walk to the common ancestor
+//            requests (57 us). Ties cost a walk to the common ancestor
 // Reference  ddtree_cupy/tree_build/reference.py
 // Source     DDTree (arXiv 2604.12989); the buckets, the order of operations and the tie rule are ours
 #include "common/ordered.cuh"

@@ -17,8 +17,8 @@
 // Requires   checked dtype, shapes and strides; K <= V
 // Speed      [15, 163840] bf16, K = 64 on an H200: 4.9 MB; 300 blocks, at most 3 a processor, 16 counting passes of
 //            about 0.2 us (bf16 has 16 telling bits): predicted 8 us, then 5 us for the merge. Measured 2026-11-30 in
-//            a graph: 31, 34, 44 and 63 us for K = 16, 64, 256 and 1,024; 8 requests 137 us, 64 requests 983 us
-//            (319 GB/s: counting, not memory, is the limit)
+//            a graph: 30, 32, 42 and 60 us for K = 16, 64, 256 and 1,024; 8 requests 127 us, 64 requests 893 us
+//            (350 GB/s: counting, not memory, is the limit)
 // Reference  ddtree_cupy/tree_build/reference.py
 // Source     own
 #include "common/ordered.cuh"

@@ -179,6 +179,17 @@ def test_error_display_rejects_a_map_of_a_list():
 # benchmarks
 
 
+def test_bench_display_draws_no_two_versions_alike():
+    versions = [f"v{number}" for number in range(20)]
+    for kind in ("time", "roofline"):
+        options = {"flops": 20 * [1e9], "bytes_moved": 20 * [1e6]} | dict.fromkeys(
+            ("peak_flops_per_second", "peak_bytes_per_second"), 1e12
+        )
+        lines = viz.BenchDisplay(versions, 20 * [1024], 20 * [1.0], **options).plot(kind=kind).lines_
+        looks = {(line.get_color(), line.get_marker()) for name, line in lines.items() if name in versions}
+        assert len(looks) == 20
+
+
 def test_bench_display_reads_a_report_and_sorts_by_context():
     display = draw(viz.BenchDisplay.from_report(REPORT).plot())
     assert list(display.lines_) == ["v1, B 1 H 8 N 64", "v2, B 1 H 8 N 64"]
