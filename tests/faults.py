@@ -116,8 +116,14 @@ FAULTS = {
     ),
     "lost end of a row tile": Fault(
         V3,
-        "if (piece.unit >= piece.stop && piece.put_off >= 0) {",
+        "if (piece.index >= piece.stop && piece.put_off >= 0) {",
         "if (false) {",
+        f"{MMA_TESTS}::test_v3_matches_oracle_however_the_line_is_cut",
+    ),
+    "one slot for all ends that begin in a block": Fault(
+        V3,
+        "blocks + (whole > 0 ? number : block)",
+        "blocks + block",
         f"{MMA_TESTS}::test_v3_matches_oracle_however_the_line_is_cut",
     ),
     "pieces past 32 weighed as the first 32": Fault(

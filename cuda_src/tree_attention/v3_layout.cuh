@@ -80,17 +80,20 @@ struct Piece {
   CacheStrides strides;
   const unsigned* bits;  // uint32[N, W] of the request
   int H, W, first_row;
-  bool aligned;
+  bool aligned;       // whether rows can be copied 16 bytes at a time
+  bool is_plain;      // and the cache is one buffer in pages of a power of two, which the plain path can copy
   float scale;        // of the scores, base 2
   float* carry;       // float32[64, C] of the block
   long long result;   // row of out and lse, or of the partial ones
   int4* cut;          // where to tell the merge kernel how the row tile is cut; null unless this is its first piece
-  int num_units;
+  int row_tile, num_units;
   bool is_whole;      // whether it spans all keys of its rows
-  // the block's walk: the next unit, the one to stop at, how many there are in all, from one slice to the next
-  long long unit, stop, units;
-  int step;
-  // the end of a row tile that the block before began, put_off .. put_off_stop - 1; -1 where there is none, or no more
+  // the block's walk: the next piece of whole length or unit of the line, and the one to stop at
+  int grid;           // blocks, also idle ones
+  Line line;
+  Place place;
+  long long index, stop;
+  // an end that the block before began, put_off .. put_off_stop - 1 of the line; -1 where there is none, or no more
   long long put_off, put_off_stop;
   bool is_put_off;
 };

@@ -1,7 +1,7 @@
 // tree_attention/v3_merge.cu: the pieces of each row that v3_mma.cu left, into one result.
 //
 // Computes   out = sum_i w_i out_i / sum_i w_i with w_i = exp2(score_i - max), lse = ln 2 (max + log2 sum_i w_i)
-// Letters    as v3_mma.cu; a lane has IN_FLIGHT loads under way
+// Letters    as v3_mma.cu, blocks are those of its grid; a lane has IN_FLIGHT loads under way
 // Inputs     page_table, context_lens, num_nodes as there; partial_out, partial_score and cuts as it left them
 // Outputs    out T[B, N, H, C], lse float32[B, N, H]: rows of several pieces; 0 and -inf for rows of padding nodes and
 //            rows without keys. Rows of one piece are left as v3_mma.cu wrote them
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) /
                             const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
                             const float* __restrict__ partial_score, const int4* __restrict__ cuts,
                             T* __restrict__ out, float* __restrict__ lse, int B, int N, int H, int num_pages,
-                            int page_size, int max_pages, int max_context, int keys) {
+                            int page_size, int max_pages, int max_context, int keys, int blocks) {
   static_assert(WARP_SIZE % IN_FLIGHT == 0, "lanes weigh 32 pieces, which are then added IN_FLIGHT at a time");
   constexpr int CHUNKS = (C + 127) / 128;                    // of 128 columns
   const int b = blockIdx.y;                                  // 0..B-1
@@ -58,11 +58,11 @@ __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) /
   const int pieces = cut.x;
   if (pieces == 1) return;  // whole, so written already
 
-  const auto slot_at = [&](int i) { return i == 0 ? cut.y : cut.z + cut.w * (i - 1); };
-  const float* scores = partial_score + row % TILE_ROWS;
-  const float* values = partial_out + row % TILE_ROWS * C + c;
+  const int start_slot = start_slot_of(cut.y, cut.z, cut.w, blocks), later = cut.w - cut.y;
+  const auto slot_at = [&](int i) { return i == cut.y ? start_slot : i + (i < cut.y ? cut.z : later); };
+  const int tile_row = row % TILE_ROWS, first = tile_row * C + c;
   const auto score_of = [&](int i) {
-    return i < pieces ? scores[(long long)slot_at(i) * TILE_ROWS] : NEGATIVE_INFINITY;
+    return i < pieces ? partial_score[(long long)slot_at(i) * TILE_ROWS + tile_row] : NEGATIVE_INFINITY;
   };
   float score = score_of(lane), largest = score;  // of one piece in 32
 #pragma unroll 1
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) /
 #pragma unroll
       for (int k = 0; k < IN_FLIGHT; ++k) {
         const int piece = start + i + k;
-        const float* from = values + (long long)slot_at(piece) * (TILE_ROWS * C);
+        const float* from = partial_out + (long long)slot_at(piece) * (TILE_ROWS * C) + first;
         value[k] = has_columns && piece < pieces ? *reinterpret_cast<const float4*>(from) : float4{};
       }
 #pragma unroll

@@ -44,7 +44,7 @@
 //            in one run, the announcement the rest.
 //            The order of pieces shows where keys outgrow L2. 257 row tiles x 131,072 keys, in one run: 14.4 ms, DRAM
 //            2.3 TB/s, 16 % of reads found in L2; now 12.2 ms (predicted 12.3), 0.06 TB/s and 97 %.
-//            At 388 (64 heads x 32,768 keys): tensor pipe 62 %, shared memory 66 %, issue slots 32 %, L2 30 %, DRAM 2 %.
+//            At 388 (32,768 keys): tensor pipe 62 %, shared memory 66 %, issue slots 32 %, L2 30 %, DRAM 2 %.
 //            A tile moves 238 KB through shared memory: keys 106, queries 41, weights 37, copies 37, halves 16; 1,856
 //            cycles at 128 bytes each.
 //            Tried and not kept: value warps told a tile later with three stages 267, with 16 keys a tile 289; two
@@ -81,78 +81,87 @@ __global__ void __launch_bounds__(THREADS, 1)
   __shared__ Piece<T> piece;
   const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
                          page_size,  max_pages,    max_context, keys, KEYS, tiles_per_slice};
-  const bool whole_units = tiles_per_slice > 0;
   {
     const Line line = line_of(tables, gridDim.x);
-    if (blockIdx.x >= line.pieces) return;
+    if ((int)blockIdx.x >= line.main + line.blocks) return;
     if (threadIdx.x == 0) {
-      piece.unit = whole_units ? blockIdx.x : line.start(blockIdx.x);
-      piece.stop = whole_units ? line.units : line.start(blockIdx.x + 1);
-      piece.units = line.units;
-      piece.step = line.pieces;
+      const int part = (int)blockIdx.x - line.main;  // of the line, if it is not negative
+      piece.grid = gridDim.x;
+      piece.line = line;
+      piece.index = part < 0 ? blockIdx.x : line.start(part);
+      piece.stop = part < 0 ? line.main : line.start(part + 1);
       piece.put_off = piece.put_off_stop = -1;
+
+      LoadPlan<T>& plan = piece.plan;
+      plan.ckv = ckv;
+      plan.kpe = kpe;
+      plan.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
+      plan.last_page = num_pages - 1;
+      plan.page_stride = (int)ckv_page_stride;
+      plan.slot_stride = (int)ckv_slot_stride;
+      piece.strides = {ckv_page_stride, ckv_slot_stride, kpe_page_stride, kpe_slot_stride};
+      piece.is_plain = aligned && plan.page_shift >= 0 && piece.strides.is_one_buffer(page_size);
+      piece.H = H;
+      piece.W = (N + 31) / 32;
+      piece.aligned = aligned != 0;
+      piece.scale = sm_scale * LOG2_E;
+      piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * C;
     }
   }
 
   while (true) {
     __syncthreads();  // the piece before is done with shared memory
-    const long long unit = piece.unit;
-    if (unit >= piece.stop) return;
-    const Place place = find_unit(tables, unit);
+    const long long index = piece.index;
+    if (index >= piece.stop) return;
+    const bool is_main = (int)blockIdx.x < piece.line.main;
+    const Place place = find_place(tables, piece.line, is_main, index);
     if (threadIdx.x == 0) {
+      const Line& line = piece.line;
       const Request request = request_of(tables, place.request);
-      const long long local = unit - place.first;
-      const int first_unit = (int)(local % request.units);
-      const int per_unit = whole_units ? tiles_per_slice : 1;
-      const int num_units = whole_units ? 1 : (int)min(piece.stop - unit, (long long)request.units - first_unit);
-      const int row_tile = (int)(local / request.units);
-      piece.is_put_off = !whole_units && first_unit > 0 && unit + num_units < piece.stop;
+      const int whole = line.whole_of(request), end = line.end_of(request);
+      const long long local = index - (is_main ? place.main : place.ends);
+      const int row_tile = (int)(local / (is_main ? whole : end)), rest = (int)(local % (is_main ? whole : end));
+      const int first_unit = is_main ? rest * line.length : whole * line.length + rest;
+      const int num_units = is_main ? line.length : (int)min(piece.stop - index, (long long)end - rest);
+      const int per_unit = max(tiles_per_slice, 1);
+      piece.is_put_off = !is_main && rest > 0 && index + num_units < piece.stop;
       if (piece.is_put_off) {
-        piece.put_off = unit;
-        piece.put_off_stop = unit + num_units;
+        piece.put_off = index;
+        piece.put_off_stop = index + num_units;
       }
+      piece.place = place;
       piece.request = request;
 
       LoadPlan<T>& plan = piece.plan;
-      plan.ckv = ckv;
-      plan.kpe = kpe;
-      plan.entries = request.table.entries;
-      plan.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
-      const CacheStrides strides = {ckv_page_stride, ckv_slot_stride, kpe_page_stride, kpe_slot_stride};
       const int context_keys = min(request.range.context_len - request.range.first, request.range.count);
-      plan.plain_keys = aligned && plan.page_shift >= 0 && strides.is_one_buffer(page_size) ? context_keys : 0;
+      plan.entries = request.table.entries;
+      plan.plain_keys = piece.is_plain ? context_keys : 0;
       plan.first = request.range.first;
-      plan.last_page = num_pages - 1;
-      plan.page_stride = (int)ckv_page_stride;
-      plan.slot_stride = (int)ckv_slot_stride;
       plan.first_tile = first_unit * per_unit;
       plan.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
 
-      piece.bits = visibility_bits + (long long)place.request * N * ((N + 31) / 32);
-      piece.strides = strides;
-      piece.H = H;
-      piece.W = (N + 31) / 32;
+      piece.bits = visibility_bits + (long long)place.request * N * piece.W;
       piece.first_row = row_tile * TILE_ROWS;
-      piece.aligned = aligned != 0;
-      piece.scale = sm_scale * LOG2_E;
-      piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * C;
+      piece.row_tile = row_tile;
       piece.num_units = num_units;
       piece.is_whole = num_units == request.units;
       const long long first_row = (long long)place.request * N * H + piece.first_row;
-      const long long slot = whole_units ? unit : slot_of(blockIdx.x, first_unit == 0);
+      const int number = place.main + row_tile * whole;  // of the first piece of whole length
+      const int start_slot = start_slot_of(whole, number, blockIdx.x, piece.grid);
+      const long long slot = is_main ? index : rest == 0 ? start_slot : blockIdx.x;
       piece.result = piece.is_whole ? first_row : slot * TILE_ROWS;
       piece.cut = first_unit == 0 ? cuts + (long long)place.request * row_tiles_of(N, H) + row_tile : nullptr;
     }
     __syncthreads();
     if (piece.is_put_off) {
-      if (threadIdx.x == 0) piece.unit = piece.put_off_stop;
+      if (threadIdx.x == 0) piece.index = piece.put_off_stop;
       continue;
     }
     char* const space = reinterpret_cast<char*>(shared);
     if (threadIdx.x < VALUE_THREADS) {
       ValueWarp<T, C, R, KEYS, STAGES, HELD> values(space, piece);
-      values.attend(q_nope + place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
-                    q_pe + place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
+      values.attend(q_nope + piece.place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
+                    q_pe + piece.place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
       if (piece.is_whole)
         values.write_result(out + piece.result * C);
       else
@@ -165,13 +174,13 @@ __global__ void __launch_bounds__(THREADS, 1)
       else
         scores.write_scores(partial_score + piece.result, TILE_ROWS, 1.0f);
       if (piece.cut != nullptr && threadIdx.x == FIRST_SCORE_THREAD)
-        *piece.cut = cut_of({piece.units, piece.step}, piece.unit, piece.request.units, whole_units);
+        *piece.cut = cut_of(piece.line, piece.place, piece.request, piece.row_tile);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-      piece.unit += whole_units ? piece.step : piece.num_units;
-      if (piece.unit >= piece.stop && piece.put_off >= 0) {
-        piece.unit = piece.put_off;
+      piece.index += (int)blockIdx.x < piece.line.main ? piece.grid : piece.num_units;
+      if (piece.index >= piece.stop && piece.put_off >= 0) {
+        piece.index = piece.put_off;
         piece.stop = piece.put_off_stop;
         piece.put_off = -1;
       }

@@ -1,11 +1,12 @@
 // tree_attention/v3_schedule.cuh: who computes what, from device lengths alone.
 //
-// A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles. Without split_keys all (row tile, key tile)
-// units of all requests form one line, cut into equal pieces, one a block (stream-K): any number of SMs is filled and
-// ragged batches balance. A few blocks stay idle where that costs less than pieces that cross into another row tile.
-// A block that ends another one's row tile does so last: its other pieces start at first keys, as those of all blocks
-// do, and the one put off goes on about where they stopped. So keys are read by all at one time, and come from L2.
-// That needs cuts that fall alike in many row tiles: 16 row tiles in 132 pieces share four to a place, 17 do not share.
+// A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles; a unit is one key tile of one row tile. Every
+// block is due the same number of units, the length. A row tile gives whole lengths to a block each, from its first key
+// on; what is left at its end lies on one line with the ends of the others, which the last blocks cut evenly (after
+// stream-K). So any number of SMs is filled, ragged batches balance, and most blocks walk keys that others walk at the
+// same time, which then come from L2. Where row tiles are longer than the length, all of them lie on the line; a block
+// that ends another one's row tile does so last, since its other pieces start at first keys, as those of all blocks do.
+// A few blocks stay idle where that costs less than second pieces.
 // With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request never depend on its
 // neighbours; blocks then take units in turn.
 //
@@ -18,7 +19,11 @@
 #include "common/warp.cuh"
 
 constexpr int TILE_ROWS = 64;
-constexpr int CROSSING_UNITS = 6;  // what a second piece of a block takes, in times of a key tile
+// in times of a key tile, from the cases named in v3_mma.cu:
+constexpr int PIECE_UNITS = 8;   // what a piece takes beside its keys
+constexpr int UNEVEN_UNITS = 1;  // what uneven pieces take beside what is counted
+constexpr int MERGE_UNITS = 12;  // the same where even pieces would be whole row tiles, which need no merge
+constexpr long long MOST_UNITS = 0x7fffffff;
 
 struct Tables {
   const int* page_table;
@@ -48,81 +53,133 @@ __device__ __forceinline__ Request request_of(const Tables& t, int b) {
   return r;
 }
 
-struct Place {
-  int request;      // B when the unit lies past the end
-  long long first;  // units of all requests before this one
-};
-
-// The request that holds a unit. All lanes call together.
-__device__ __forceinline__ Place find_unit(const Tables& t, long long unit) {
-  const int lane = threadIdx.x % WARP_SIZE;
-  long long before = 0;
-  for (int start = 0; start < t.B; start += WARP_SIZE) {
-    long long mine = 0;
-    if (start + lane < t.B) {
-      const Request r = request_of(t, start + lane);
-      mine = (long long)r.row_tiles * r.units;
-    }
-    long long up_to = mine;  // inclusive prefix sum
-    for (int step = 1; step < WARP_SIZE; step *= 2) {
-      const long long other = __shfl_up_sync(FULL_WARP, up_to, step);
-      if (lane >= step) up_to += other;
-    }
-    const unsigned holds = __ballot_sync(FULL_WARP, unit < before + up_to);
-    if (holds) {
-      const int found = __ffs(holds) - 1;
-      return {start + found, before + __shfl_sync(FULL_WARP, up_to - mine, found)};
-    }
-    before += __shfl_sync(FULL_WARP, up_to, WARP_SIZE - 1);
-  }
-  return {t.B, before};
-}
-
-// The line of all units, cut into `pieces` parts.
+// How the units are shared out. With slices the length is 1 and whole lengths are all there is.
 struct Line {
-  long long units;
-  int pieces;
+  int length;      // units of a piece
+  int main;        // pieces of that length
+  int blocks;      // that cut the line, after `main` others
+  long long ends;  // units on the line
 
-  __device__ __forceinline__ long long start(int piece) const { return units * piece / pieces; }
-  __device__ __forceinline__ int piece_of(long long unit) const {
-    return (int)(((unit + 1) * pieces + units - 1) / units) - 1;
+  __device__ __forceinline__ int whole_of(const Request& r) const { return r.units / length; }
+  __device__ __forceinline__ int end_of(const Request& r) const { return r.units % length; }
+  __device__ __forceinline__ long long start(int part) const { return ends * part / blocks; }
+  __device__ __forceinline__ int part_of(long long unit) const {
+    return (int)(((unit + 1) * blocks + ends - 1) / ends) - 1;
   }
 };
+
+template <class N>
+__device__ __forceinline__ N sum_of_lanes(N mine) {
+  for (int step = 16; step > 0; step /= 2) mine += __shfl_xor_sync(FULL_WARP, mine, step);
+  return mine;
+}
 
 // Totals over the batch; all lanes call together.
 __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
   long long units = 0;
-  int row_tiles = 0;
-  for (int b = threadIdx.x % WARP_SIZE; b < t.B; b += WARP_SIZE) {
+  int row_tiles = 0, longest = 0;
+  const bool is_single = t.B == 1;  // then all lanes look at it, and there is nothing to add
+  const int first = is_single ? 0 : threadIdx.x % WARP_SIZE;
+  for (int b = first; b < t.B; b += WARP_SIZE) {
     const Request r = request_of(t, b);
     units += (long long)r.row_tiles * r.units;
     row_tiles += r.row_tiles;
+    if (r.row_tiles > 0) longest = max(longest, r.units);
   }
-  for (int step = 16; step > 0; step /= 2) {
-    units += __shfl_xor_sync(FULL_WARP, units, step);
-    row_tiles += __shfl_xor_sync(FULL_WARP, row_tiles, step);
+  if (!is_single) {
+    units = sum_of_lanes(units);
+    row_tiles = sum_of_lanes(row_tiles);
+    for (int step = 16; step > 0; step /= 2) longest = max(longest, __shfl_xor_sync(FULL_WARP, longest, step));
   }
+  if (t.tiles_per_slice > 0 || units == 0) return {1, (int)units, 0, 0};
+
   int pieces = blocks;
-  if (t.tiles_per_slice == 0 && row_tiles > 0 && row_tiles <= blocks) {
-    const int even = blocks / row_tiles * row_tiles;  // as many pieces for every row tile of equal length
-    const int crossing = even == row_tiles ? 2 * CROSSING_UNITS : CROSSING_UNITS;  // whole row tiles need no merge
-    if (units * (blocks - even) <= (long long)crossing * even * blocks) pieces = even;
+  bool is_even = false;
+  if (row_tiles <= blocks && units == (long long)row_tiles * longest) {
+    const int even = blocks / row_tiles * row_tiles;  // as many pieces for every row tile, all of one length
+    const int beside = even == row_tiles ? MERGE_UNITS : UNEVEN_UNITS;
+    is_even = units * (blocks - even) <= even * ((long long)PIECE_UNITS * row_tiles + beside * blocks);
+    if (is_even) pieces = even;
   }
-  return {units, (int)min((long long)pieces, units)};
+  const long long due = units + (is_even ? 0 : (long long)PIECE_UNITS * row_tiles);
+  Line line = {(int)min((due + pieces - 1) / pieces, MOST_UNITS), 0, 0, 0};
+  for (int b = first; b < t.B; b += WARP_SIZE) {
+    const Request r = request_of(t, b);
+    line.main += r.row_tiles * line.whole_of(r);
+    line.ends += (long long)r.row_tiles * line.end_of(r);
+  }
+  if (!is_single) {
+    line.main = sum_of_lanes(line.main);
+    line.ends = sum_of_lanes(line.ends);
+  }
+  line.blocks = (int)min((long long)pieces - line.main, line.ends);
+  return line;
 }
 
-// Scratch slot of a piece of a row tile. A block has at most two pieces that are not whole: its first (it starts
-// inside a row tile) and its last (it starts a row tile and does not finish it).
-__device__ __forceinline__ long long slot_of(int block, bool starts_tile) { return 2ll * block + starts_tile; }
+// Where a piece of whole length, or a unit of the line, belongs.
+struct Place {
+  int request;  // B when it lies past the end
+  int main;     // pieces and units of all requests before this one
+  long long ends;
+};
+
+// All lanes call together.
+__device__ __forceinline__ Place find_place(const Tables& t, const Line& line, bool is_main, long long index) {
+  if (t.B == 1) return {0, 0, 0};
+  const int lane = threadIdx.x % WARP_SIZE;
+  int main = 0;
+  long long ends = 0;
+  for (int start = 0; start < t.B; start += WARP_SIZE) {
+    int own_main = 0;
+    long long own_ends = 0;
+    if (start + lane < t.B) {
+      const Request r = request_of(t, start + lane);
+      own_main = r.row_tiles * line.whole_of(r);
+      own_ends = (long long)r.row_tiles * line.end_of(r);
+    }
+    int main_up_to = own_main;  // inclusive prefix sums
+    long long ends_up_to = own_ends;
+    for (int step = 1; step < WARP_SIZE; step *= 2) {
+      const int other_main = __shfl_up_sync(FULL_WARP, main_up_to, step);
+      const long long other_ends = __shfl_up_sync(FULL_WARP, ends_up_to, step);
+      if (lane >= step) {
+        main_up_to += other_main;
+        ends_up_to += other_ends;
+      }
+    }
+    const unsigned holds = __ballot_sync(FULL_WARP, index < (is_main ? main + main_up_to : ends + ends_up_to));
+    if (holds) {
+      const int found = __ffs(holds) - 1;
+      return {start + found, main + __shfl_sync(FULL_WARP, main_up_to - own_main, found),
+              ends + __shfl_sync(FULL_WARP, ends_up_to - own_ends, found)};
+    }
+    main += __shfl_sync(FULL_WARP, main_up_to, WARP_SIZE - 1);
+    ends += __shfl_sync(FULL_WARP, ends_up_to, WARP_SIZE - 1);
+  }
+  return {t.B, main, ends};
+}
+
+// How a row tile is cut, for the merge kernel: {pieces, pieces of whole length, number of the first of these, block of
+// the first on the line}.
+__device__ __forceinline__ int4 cut_of(const Line& line, const Place& place, const Request& r, int row_tile) {
+  const int whole = line.whole_of(r), end = line.end_of(r);
+  int pieces = whole, block = 0;
+  if (end > 0) {
+    const long long unit = place.ends + (long long)row_tile * end;
+    const int first = line.part_of(unit);
+    pieces += line.part_of(unit + end - 1) - first + 1;
+    block = line.main + first;
+  }
+  return make_int4(pieces, whole, place.main + row_tile * whole, block);
+}
+
+// Scratch slots: a piece of whole length has that of its number; a part of an end that begins before the block does has
+// that of the block. What begins an end has a second slot, `blocks` further, of the number of its row tile's first
+// whole length, or of its block where there is none: no other end has this one.
+__device__ __forceinline__ int start_slot_of(int whole, int number, int block, int blocks) {
+  return blocks + (whole > 0 ? number : block);
+}
 
 __device__ __forceinline__ int row_tiles_of(int N, int H) {
   return (int)(((long long)N * H + TILE_ROWS - 1) / TILE_ROWS);
-}
-
-// How a row tile of `units` is cut, for the merge kernel: its pieces, the slot of the first, of the second, and the
-// step from there on. `unit` is its first one, in this block.
-__device__ __forceinline__ int4 cut_of(const Line& line, long long unit, int units, bool is_sliced) {
-  if (is_sliced) return make_int4(units, (int)unit, (int)unit + 1, 1);
-  const int pieces = line.piece_of(unit + units - 1) - blockIdx.x + 1;
-  return make_int4(pieces, (int)slot_of(blockIdx.x, true), (int)slot_of(blockIdx.x + 1, false), 2);
 }

@@ -178,8 +178,8 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
       stage = Layout::next_stage(stage);
       if (Layout::is_long() && Layout::folds(tile, piece.plan.first_tile, piece.plan.last_tile)) fold(tile);
     }
-    named_barrier(END, THREADS);
     if (Layout::is_long()) take_carry();
+    named_barrier(END, THREADS);
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m) rescale(m, Layout::inverse_totals());
   }

@@ -40,7 +40,8 @@ class Policy(Protocol):
         Parameters
         ----------
         candidates : Candidates
-            Batched, (B, L, K). Ranks that the traces do not hold have logit -inf; a tree that takes one is refused.
+            Batched, (B, L, K). Ranks that the traces do not hold have id 2**31 - 1 and logit -inf; trees that take one
+            are refused.
         root_token_ids : int32 array, shape (B,)
         """
         ...
@@ -223,6 +224,16 @@ class CostAware:
         place = f"{getattr(self.cost, '__module__', '')}.{getattr(self.cost, '__qualname__', '<')}"
         return f"cost-aware {self.max_budget}, {repr(self.cost) if '<' in place else place}"
 
+    def widest(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
+        """Return the trees whose path scores decide, each cut somewhere by `build`.
+
+        Parameters
+        ----------
+        candidates, root_token_ids
+            As in `Policy.build`.
+        """
+        return BestFirst(self.max_budget).build(candidates, root_token_ids)
+
     def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
         """Return one tree a request; see `Policy.build`.
 
@@ -230,8 +241,7 @@ class CostAware:
         ----------
         candidates, root_token_ids
         """
-        widest = BestFirst(self.max_budget)
-        tree = widest.build(candidates, root_token_ids)
+        tree = self.widest(candidates, root_token_ids)
         costs = (
             self.cost.array(self.max_budget)
             if isinstance(self.cost, CostModel)
@@ -240,7 +250,7 @@ class CostAware:
         scores = tree.path_scores
         assert scores is not None
         budgets = np.array([choose_budget(row, costs) for row in scores], np.int32)
-        return widest._build(candidates, root_token_ids, budgets)
+        return BestFirst(self.max_budget)._build(candidates, root_token_ids, budgets)
 
 
 def named_policies() -> dict[str, Policy]:

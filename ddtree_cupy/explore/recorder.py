@@ -87,7 +87,8 @@ def record(
     Notes
     -----
     The drafter's state at a position depends on the committed text alone, so one pass over the text serves every
-    policy. Logits are rounded to float32 before ranks are taken.
+    policy. Logits are rounded to float32 before ranks are taken. Which ranks suffice takes a tree of `max_budget` nodes
+    for each position and depth, about 10 ms a position for 256 nodes and 15 depths.
     """
     check = Checker("record")
     num_positions = check.integer("num_positions", num_positions, low=1)

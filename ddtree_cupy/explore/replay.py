@@ -8,7 +8,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.explore.policies import Policy
+from ddtree_cupy.explore.policies import CostAware, Policy
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import accept
 
@@ -165,6 +165,8 @@ def _score_batch(
     shown = replace(candidates, token_ids=np.where(is_recorded, candidates.token_ids, _NOT_RECORDED).astype(np.int32))
     tree = policy.build(shown, traces.root_token_ids[rows])
     _check_tree(policy, traces, tree, rows)
+    if isinstance(policy, CostAware):  # what it cut away decided, too
+        _check_tree(policy, traces, policy.widest(shown, traces.root_token_ids[rows]), rows)
     # off the accepted path the target's token is unknown, and `accept` never gets there
     targets = np.take_along_axis(traces.continuations[rows], np.maximum(tree.depths, 0), axis=1)
     result = accept(tree, targets)
@@ -239,7 +241,8 @@ def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, see
     Notes
     -----
     Every round that starts at a recorded position is the one `decode.generate` has there with the same tree, as far
-    as rounding to float32 and other shapes of the target's pass do not move a score past another; the trees are not
+    as rounding to float32 and other shapes of the target's pass do not move a score past another, and as the policy
+    needs no more of the drafter's rows than was recorded (`EntropyBudget` reads whole rows); the trees are not
     limited by the end of the text, as those of the last rounds of `generate` are. Each position's tree is built once.
 
     Examples

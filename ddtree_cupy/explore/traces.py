@@ -4,7 +4,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,9 +21,9 @@ SHIPPED_TRACES = Path(__file__).parent / "data" / "tiny_heldout.npz"
 
 FORMAT = "ddtree-traces-2"
 _HEADER = "__header__"
-_ARRAYS = (
-    *("token_ids", "logits", "lse", "row_widths", "root_token_ids", "continuations", "context_lens", "prompt_starts"),
-)
+_OF_POSITIONS = ("row_widths", "root_token_ids", "continuations", "context_lens")
+_PLAIN = (*_OF_POSITIONS, "prompt_starts")
+_ARRAYS = ("token_ids", "logits", "lse", *_PLAIN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,17 +138,13 @@ class Traces:
         prompts = [check.integer(f"prompts[{at}]", index, low=0, high=high) for at, index in enumerate(prompts)]
         chosen = [self.prompt(index) for index in prompts]
         rows = np.concatenate([np.arange(r.start, r.stop) for r in chosen]) if chosen else np.zeros(0, np.int64)
-        return type(self)(
+        arrays: dict[str, Any] = {name: getattr(self, name)[rows] for name in _OF_POSITIONS}
+        arrays["prompt_starts"] = np.cumsum([0, *map(len, chosen)], dtype=np.int32)
+        return replace(
+            self,
             candidates=self.candidates._map(lambda array: array[rows]),
-            row_widths=self.row_widths[rows],
-            root_token_ids=self.root_token_ids[rows],
-            continuations=self.continuations[rows],
-            context_lens=self.context_lens[rows],
-            prompt_starts=np.cumsum([0, *map(len, chosen)], dtype=np.int32),
+            **arrays,
             prompt_names=tuple(self.prompt_names[index] for index in prompts),
-            vocab_size=self.vocab_size,
-            max_budget=self.max_budget,
-            about=self.about,
         )
 
     def validate(self) -> Self:
@@ -194,10 +190,10 @@ class Traces:
         for name, value, kind in (("candidates", kept, Candidates), ("prompt_names", self.prompt_names, tuple)):
             if not isinstance(value, kind):
                 raise DTypeError(f"Traces: `{name}` is {type(value).__name__}, expected {kind.__name__}")
-        check.integer("vocab_size", self.vocab_size, low=1)
+        check.integer("vocab_size", self.vocab_size, low=1, high=2**31 - 1)
         check.integer("max_budget", self.max_budget, low=0)
         named = {f"candidates.{name}": getattr(kept, name) for name in ("token_ids", "logits", "lse")}
-        named |= {name: getattr(self, name) for name in _ARRAYS[3:]}
+        named |= {name: getattr(self, name) for name in _PLAIN}
         for name, array in named.items():
             check.backend(**{name: array})
             if not isinstance(array, np.ndarray):
@@ -220,8 +216,6 @@ class Traces:
         ----------
         path : str or path
         """
-        if self.vocab_size > 1 << 31:
-            raise ArgumentError(f"Traces.save: `vocab_size` is {self.vocab_size}, expected at most 2**31")
         self.validate()
         arrays = {name: getattr(self, name, None) for name in _ARRAYS}
         kept, ids = self._is_kept, self.candidates.token_ids[self._is_kept]
@@ -256,28 +250,33 @@ class Traces:
             The file is missing, truncated, altered, or holds something else.
         """
         header, arrays = _read(Path(path))
-        row_widths = arrays["row_widths"]
-        kept = np.arange(row_widths.max(initial=0)) < row_widths[..., None]
-        if not kept.sum() == arrays["token_ids"].size == arrays["logits"].size:
-            raise WeightsError(f"{path}: holds {arrays['token_ids'].size} candidates for rows of {kept.sum()} ranks")
-        token_ids, logits = np.full(kept.shape, -1, np.int32), np.full(kept.shape, -np.inf, np.float32)
-        token_ids[kept], logits[kept] = arrays["token_ids"], arrays["logits"]
-        traces = cls(
-            candidates=Candidates(token_ids, logits, arrays["lse"]),
-            row_widths=row_widths,
-            root_token_ids=arrays["root_token_ids"],
-            continuations=arrays["continuations"],
-            context_lens=arrays["context_lens"],
-            prompt_starts=arrays["prompt_starts"],
-            prompt_names=tuple(header["prompt_names"]),
-            vocab_size=header["vocab_size"],
-            max_budget=header["max_budget"],
-            about=header["about"],
-        )
         try:
-            return traces.validate()
+            return cls(
+                candidates=_expand(arrays, header["vocab_size"]),
+                **{name: arrays[name] for name in _PLAIN},
+                prompt_names=tuple(header["prompt_names"]),
+                vocab_size=header["vocab_size"],
+                max_budget=header["max_budget"],
+                about=header["about"],
+            ).validate()
         except (ValueError, TypeError) as error:
             raise WeightsError(f"{path}: {error}") from error
+
+
+def _expand(arrays: dict[str, npt.NDArray[Any]], vocab_size: int) -> Candidates:
+    """Put candidates that were stored row after row, each as long as it is, into rows of one length."""
+    row_widths, found, logits = (arrays[name] for name in ("row_widths", "token_ids", "logits"))
+    if row_widths.dtype != np.int32 or row_widths.ndim != 2 or not row_widths.min(initial=0) >= 0:
+        raise DTypeError(f"`row_widths` is {row_widths.dtype} {row_widths.shape}, expected int32 (P, L) of 0 and more")
+    total = int(row_widths.sum(dtype=np.int64))
+    if found.dtype.kind not in "iu" or found.shape != (total,) or int(found.max(initial=0)) >= vocab_size:
+        raise DTypeError(f"`token_ids` is {found.dtype} {found.shape}, expected ({total},) ids as `row_widths` says")
+    if logits.dtype != np.float32 or logits.shape != (total,):
+        raise DTypeError(f"`logits` is {logits.dtype} {logits.shape}, expected float32 ({total},)")
+    kept = np.arange(row_widths.max(initial=0)) < row_widths[..., None]
+    candidates = Candidates(np.full(kept.shape, -1, np.int32), np.full(kept.shape, -np.inf, np.float32), arrays["lse"])
+    candidates.token_ids[kept], candidates.logits[kept] = found, logits
+    return candidates
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

@@ -110,7 +110,7 @@ def merge_spec(dtype: str, head_dim_ckv: int, in_flight: int) -> KernelSpec:
             *(Arg.input(name, "float32") for name in ("partial_out", "partial_score")),
             Arg.input("cuts", "int32"),
             *results(dtype),
-            *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context", "keys"),
+            *ints("B", "N", "H", "num_pages", "page_size", "max_pages", "max_context", "keys", "blocks"),
         ),
         max_threads=_merge_threads(head_dim_ckv),
         max_registers=64 if in_flight == IN_FLIGHT[0] else 128,
@@ -222,6 +222,6 @@ def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool)
     get_kernel(merge_spec(call.dtype, head_dim_ckv, _loads_in_flight(call)), call.backend)(
         (-(-capacity * num_heads // MERGED_ROWS), batch),
         (_merge_threads(head_dim_ckv),),
-        (*call.tables, *partials, cuts, *out, *sizes, keys),
+        (*call.tables, *partials, cuts, *out, *sizes, keys, blocks),
         checked=checked,
     )

@@ -82,10 +82,12 @@ def test_refused_case_is_printed_and_is_no_failure(calls, monkeypatch, capsys):
         raise UnsupportedError(why)
 
     refused = bench.Case("op", "long", "v1_three_phase", 1, 1, 1, refuse)
-    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [refused])
+    timed = bench.Case("op", "name", "v", 1, 1, 1, Stub)
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [timed, refused])
     assert bench.main([]) == 0
     assert f"not timed: {why}" in capsys.readouterr().out
-    bench.main(["--json"])
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [refused])
+    assert bench.main(["--json"]) == 1  # nothing was timed
     assert json.loads(capsys.readouterr().out)["rows"] == [
         {"op": "op", "name": "long", "variant": "v1_three_phase", "refused": why}
     ]

@@ -14,7 +14,18 @@ from ddtree_cupy import Candidates, DraftTree
 from ddtree_cupy.decode.evaluate import PROMPT_BYTES
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_text
 from ddtree_cupy.errors import ArgumentError, DDTreeError
-from ddtree_cupy.explore import BestFirst, FixedTree, Traces, chain, named_policies, record, replay, score
+from ddtree_cupy.explore import (
+    BestFirst,
+    CostAware,
+    FixedTree,
+    LinearCost,
+    Traces,
+    chain,
+    named_policies,
+    record,
+    replay,
+    score,
+)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +169,9 @@ def test_score_rejects_trees_that_use_the_last_recorded_rank(traces):
     score(traces, BestFirst(256))  # the recorder promised it
     with pytest.raises(ArgumentError, match=r"uses rank 61 or more at depth 2 of position 0, where 62 ranks were"):
         score(traces, BestFirst(256, max_children=(1, 256)))
+    # the tree that decided is refused, although what was cut from it is not
+    with pytest.raises(ArgumentError, match=r"policy 'cost-aware 1500.* uses rank .* ranks were recorded"):
+        score(traces.select([0]), CostAware(1500, LinearCost(1.0, 1.0)))
     # ranks past the last one, and not the last one itself: a fixed tree takes what it was told
     with pytest.raises(ArgumentError, match=r"uses rank 47 or more at depth 15 of position 0, where 48 ranks were"):
         score(traces, FixedTree((*((0,) * depth for depth in range(1, 15)), (*(0,) * 14, 70))))

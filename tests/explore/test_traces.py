@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import Candidates
 from ddtree_cupy.errors import ArgumentError, DDTreeError, WeightsError
 from ddtree_cupy.explore import BestFirst, Traces, record, score
+from ddtree_cupy.explore import traces as traces_module
 from ddtree_cupy.explore.__main__ import main
 from ddtree_cupy.explore.traces import SHIPPED_TRACES
 
@@ -67,7 +68,15 @@ def test_record_keeps_the_targets_own_text(toy_traces):
         assert toy_traces.context_lens[positions].tolist() == [len(prompt) - 1 + p for p in range(5)]
 
 
-@settings(max_examples=25)
+class HoledDrafter(NoisyDrafter):
+    """A drafter that rules out a third of the tokens at one depth."""
+
+    def propose(self, state, root_token_id):
+        logits = super().propose(state, root_token_id)
+        logits[len(state) % len(logits), : logits.shape[1] // 3] = -np.inf
+        return logits
+
+
 @given(
     seed=st.integers(0, 2**16),
     sharpness=st.sampled_from([0.0, 0.01, 1.0, 4.0]),  # 0: every row a tie
@@ -79,15 +88,17 @@ def test_record_keeps_the_targets_own_text(toy_traces):
     max_children=st.sampled_from([None, 1, 2, 3, 5, 8, 13]),
     spine=st.integers(0, 4),
     min_path_score=st.sampled_from([None, -3.0]),
+    is_holed=st.booleans(),
 )
-@example(0, 0.01, 3, 20, 40, 1.0, 1, None, 0, None)  # all nodes on one row
-@example(0, 0.01, 8, 24, 40, 1.0, 2, 13, 0, None)  # few children leave more nodes to the second row
-@example(0, 0.0, 12, 24, 40, 1.0, 2, 12, 0, None)
+@example(0, 0.01, 3, 20, 40, 1.0, 1, None, 0, None, False)  # all nodes on one row
+@example(0, 0.01, 8, 24, 40, 1.0, 2, 13, 0, None, False)  # few children leave more nodes to the second row
+@example(0, 0.0, 12, 24, 40, 1.0, 2, 12, 0, None, False)
+@example(0, 0.01, 3, 24, 40, 1.0, 2, 5, 0, None, True)
 def test_recorded_ranks_suffice_for_best_first_trees(
-    seed, sharpness, width, max_budget, vocab_size, share, max_depth, max_children, spine, min_path_score
+    seed, sharpness, width, max_budget, vocab_size, share, max_depth, max_children, spine, min_path_score, is_holed
 ):
     target = TableTarget(vocab_size, seed=seed, sharpness=sharpness)
-    drafter = NoisyDrafter(target, sharpness / 2)
+    drafter = (HoledDrafter if is_holed else NoisyDrafter)(target, sharpness / 2)
     options = {"num_positions": 3, "max_budget": max_budget, "progress": False}
     narrow = record(target, drafter, [[1]], width=width, **options)
     whole = record(target, drafter, [[1]], width=vocab_size, **options)
@@ -123,7 +134,7 @@ def test_shipped_traces_suffice_for_capped_trees_of_256_nodes(traces, max_depth,
     tree = policy.build(some.candidates, some.root_token_ids)
     reached = score(some, policy).num_nodes
     assert np.array_equal(reached, tree.num_nodes)
-    assert reached.max() == 1 + min(256, max_children or 256) if max_depth == 1 else 257
+    assert reached.max() == (1 + min(256, max_children or 256) if max_depth == 1 else 257)
 
 
 @pytest.mark.parametrize(
@@ -144,15 +155,49 @@ def test_record_rejects_bad_arguments(changed, message):
         record(target, NoisyDrafter(target), arguments.pop("prompts"), **arguments)
 
 
-def test_saved_traces_come_back_identical(toy_traces, tmp_path):
-    toy_traces.save(tmp_path / "file")
+@pytest.mark.parametrize("which", ["even rows", "ragged rows", "no positions"])
+def test_saved_traces_come_back_identical(toy_traces, tmp_path, which):
+    traces = toy_traces.select([]) if which == "no positions" else toy_traces
+    if which == "ragged rows":
+        target = TableTarget(vocab_size=300, sharpness=1.0)
+        traces = record(target, NoisyDrafter(target), [[1], [2, 3]], num_positions=5, max_budget=30, width=2)
+        assert len(set(traces.row_widths.ravel().tolist())) > 3
+    traces.save(tmp_path / "file")
     again = Traces.load(tmp_path / "file")
     for name in ("token_ids", "logits", "lse"):
-        first, second = (getattr(t.candidates, name) for t in (toy_traces, again))
-        assert np.array_equal(first, second)
+        first, second = (getattr(t.candidates, name) for t in (traces, again))
+        assert np.array_equal(first, second) or which == "no positions"
         assert first.dtype == second.dtype
+        assert len(first) == len(second)
     for field in dataclasses.fields(Traces)[1:]:
-        assert np.array_equal(getattr(toy_traces, field.name), getattr(again, field.name))
+        assert np.array_equal(getattr(traces, field.name), getattr(again, field.name))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("row_widths", lambda array: np.where(array == array.max(), 2**31 - 1, array).astype(np.int32)),
+        ("row_widths", lambda array: array - 1),
+        ("row_widths", lambda array: array.astype(np.int64)),
+        ("row_widths", lambda array: array.astype(str)),
+        ("row_widths", lambda array: array.ravel()),
+        ("token_ids", lambda array: array[:-1]),
+        ("token_ids", lambda array: array[None]),
+        ("token_ids", lambda array: array.astype(np.float32)),
+        ("token_ids", lambda array: array.astype(np.int64) + 2**32),
+        ("logits", lambda array: array.astype(np.float64)),
+        ("logits", lambda array: array.astype(np.complex64)),
+        ("logits", lambda array: array[:, None]),
+    ],
+)
+def test_load_rejects_contents_that_are_none_under_a_right_checksum(toy_traces, tmp_path, monkeypatch, name, change):
+    monkeypatch.setattr(traces_module, "_checksum", lambda about, arrays: "right")
+    toy_traces.save(tmp_path / "file")
+    with np.load(tmp_path / "file") as file:
+        arrays = dict(file)
+    np.savez(tmp_path / "file.npz", **{**arrays, name: change(arrays[name])})
+    with pytest.raises(WeightsError, match=name):
+        Traces.load(tmp_path / "file.npz")
 
 
 def test_load_rejects_other_files(toy_traces, tmp_path):
