@@ -102,6 +102,7 @@ def assert_close(
     floor: Any,
     name: str = "array",
     widen: float = 1.0,
+    widen_rms: float = 1.0,
     reason: str = "",
 ) -> None:
     """Raise unless `actual` meets the float rule of :mod:`ddtree_cupy.testing.tolerance`.
@@ -118,8 +119,8 @@ def assert_close(
         From `out_floor` or `lse_floor`.
     name : str
         Leads the message.
-    widen : float
-        Multiplies both bounds; anything but 1 needs a `reason`.
+    widen, widen_rms : float
+        Multiply both bounds and the RMS bound; anything but 1 needs a `reason`.
     reason : str
         Why the rule is widened; part of the message.
 
@@ -136,8 +137,9 @@ def assert_close(
     Traceback (most recent call last):
     AssertionError: out: max error 0.001 > 5.96e-08 ...
     """
-    if widen != 1.0 and not reason:
-        raise ValueError("assert_close: `widen` needs a `reason`")
+    for option, factor in (("widen", widen), ("widen_rms", widen_rms)):
+        if factor != 1.0 and not reason:
+            raise ValueError(f"assert_close: `{option}` needs a `reason`")
     left, exact, base = to_host(actual), to_host(reference), to_host(baseline)
     if exact.dtype != np.float64:
         raise TypeError(f"assert_close: `reference` has dtype {exact.dtype}, expected float64")
@@ -146,14 +148,14 @@ def assert_close(
     _check_metadata(name, left, base)
     _check_places(f"{name}: the baseline", base, exact)
     _check_places(name, left, exact)
-    found = judge(left, exact, base, floor=floor, widen=widen)
+    found = judge(left, exact, base, floor=floor, widen=widen, widen_rms=widen_rms)
     if found.passes:
         return
     shown = ", ".join(
         f"{list(where)} is {_show(left, where)}, reference {_show(exact, where)}, baseline {_show(base, where)}"
         for where in found.worst
     )
-    note = f" (bounds times {widen:g}: {reason})" if reason else ""
+    note = f" (bounds times {widen:g}, rms {widen * widen_rms:g}: {reason})" if reason else ""
     raise AssertionError(
         f"{name}: max error {_against(found.max_error, found.max_allowed)} allowed, "
         f"rms {_against(found.rms_error, found.rms_allowed)}{note}; worst {shown}"

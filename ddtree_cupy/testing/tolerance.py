@@ -106,7 +106,9 @@ def _rms(array: npt.NDArray[np.float64]) -> float:
     return scale * float(np.sqrt(np.mean(np.square(array / scale)))) if scale > 0 else 0.0
 
 
-def judge(actual: Any, reference: Any, baseline: Any, *, floor: Any, widen: float = 1.0) -> Judgement:
+def judge(
+    actual: Any, reference: Any, baseline: Any, *, floor: Any, widen: float = 1.0, widen_rms: float = 1.0
+) -> Judgement:
     """Measure `actual` by the float rule; entries that are not finite in `reference` are skipped.
 
     Parameters
@@ -119,6 +121,8 @@ def judge(actual: Any, reference: Any, baseline: Any, *, floor: Any, widen: floa
         From `out_floor` or `lse_floor`.
     widen : float
         Multiplies both bounds.
+    widen_rms : float
+        Multiplies the RMS bound: for errors of one sign, which do not average out.
 
     Examples
     --------
@@ -139,5 +143,5 @@ def judge(actual: Any, reference: Any, baseline: Any, *, floor: Any, widen: floa
     order = np.argsort(-excess, kind="stable")[:5]
     first = order[0]
     worst = [tuple(int(axis) for axis in where[i]) for i in order if i == first or excess[i] > 0]
-    rms_allowed = widen * (2 * _rms(of_baseline) + _rms(floors) / 4)
+    rms_allowed = widen * widen_rms * (2 * _rms(of_baseline) + _rms(floors) / 4)
     return Judgement(float(error[first]), float(allowed[first]), _rms(error), rms_allowed, worst)

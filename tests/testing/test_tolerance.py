@@ -62,6 +62,13 @@ def test_judge_measures_the_root_mean_square():
     assert not judge(np.array([1.0, -1.0, 1.0, -1.1]), exact, np.array([1.0, 0, 0, 0]), floor=0.0).passes
 
 
+def test_judge_widens_the_root_mean_square_alone():
+    exact, actual = np.zeros(4), np.array([1.0, 1.0, 1.0, 1.0])
+    assert not judge(actual, exact, exact, floor=1.0).passes
+    assert judge(actual, exact, exact, floor=1.0, widen_rms=4.0).passes
+    assert not judge(actual, exact, exact, floor=0.99, widen_rms=5.0).passes
+
+
 def test_judge_takes_one_floor_an_entry():
     exact = np.array([1.0, 1000.0])
     baseline = exact.copy()

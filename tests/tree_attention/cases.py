@@ -192,8 +192,12 @@ def expected(case, keys="all", dtype=np.float64):
     return out, lse
 
 
-def assert_state(case, out, lse, keys="all"):
-    """Judge a result by the float rule against the dense float64 answer, padding rows included."""
+def assert_state(case, out, lse, keys="all", *, is_cut=False):
+    """Judge a result by the float rule against the dense float64 answer, padding rows included.
+
+    Sums that tensor cores made (`is_cut`) lose their last bits always toward zero. Such errors do not average out, so
+    the RMS of lse, which may be a single number, is held to the floor of the largest error instead of a quarter.
+    """
     dtype = case.q_nope.dtype
     exact_out, exact_lse = expected(case, keys)
     plain = np.float64 if dtype == np.float64 else np.float32
@@ -203,7 +207,8 @@ def assert_state(case, out, lse, keys="all"):
     floor = lse_floor(exact_lse)
     if plain is np.float64:
         floor = floor * 2.0**-28  # 8 * 2^-52
-    assert_close(lse, exact_lse, plain_lse, floor=floor, name="lse")
+    cut = {"widen_rms": 4.0, "reason": "tensor cores cut sums off"} if is_cut else {}
+    assert_close(lse, exact_lse, plain_lse, floor=floor, name="lse", **cut)
 
 
 seeds = st.integers(0, 2**32 - 1)

@@ -45,7 +45,7 @@ def with_scores(case, query, keys):
 def test_v3_matches_oracle_with_given_slices(kernels, dtype, recipe, split, keys, seed):
     case = build(recipe, dtype=dtype, head_dims=(64, 16))
     out, lse = attend(replace(kernels, seed=seed), case, split_keys=split, keys=keys)
-    assert_state(case, out, lse, keys)
+    assert_state(case, out, lse, keys, is_cut=kernels.name == "cupy")
 
 
 @pytest.mark.parametrize("context", [31, 32, 33, 159, 160, 161, 16_384, 16_700, 40_000])
