@@ -37,14 +37,17 @@
 //            factors only where a maximum rose, tiles announced halfway        379       48      51
 //            8 of 18 k-steps held instead of 9; a warmer card                  358       49      54
 //            first loads before rescaling, tiles announced early               378       48      52
-//            row tiles begun together, their ends last (v3_schedule.cuh)       388       48      52
+//            row tiles begun together, their ends last                         388       48      52
+//            whole lengths first, ends on one line: this form; a warmer card   382       48      53
 //            At 358: tensor pipe 57 %, shared memory 61 %, issue slots 30 %, L2 17 %. A score warp waits for nobody:
 //            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900 (sampled
 //            at 366, the line before in a warmer card). In the last step loads before rescaling gave 373 beside 357
 //            in one run, the announcement the rest.
-//            The order of pieces shows where keys outgrow L2. 257 row tiles x 131,072 keys, in one run: 14.4 ms, DRAM
-//            2.3 TB/s, 16 % of reads found in L2; now 12.2 ms (predicted 12.3), 0.06 TB/s and 97 %.
-//            At 388 (32,768 keys): tensor pipe 62 %, shared memory 66 %, issue slots 32 %, L2 30 %, DRAM 2 %.
+//            The last two (v3_schedule.cuh) show where keys outgrow L2, each in one run at 131,072 keys: 257 row tiles
+//            14.4 ms, DRAM 2.3 TB/s, 16 % of reads found in L2, then 12.2 ms (predicted 12.3), 0.06 TB/s, 97 %; 17 row
+//            tiles 884 us, then 798 (predicted 805), 64 row tiles 2,997 us, then 2,973. With 6, 8 and 11 PIECE_UNITS
+//            65 row tiles x 32,768 keys took 788, 747 and 778 us.
+//            At 387 (32,768 keys): tensor pipe 61 %, shared memory 65 %, issue slots 32 %, L2 22 %, DRAM 1 %.
 //            A tile moves 238 KB through shared memory: keys 106, queries 41, weights 37, copies 37, halves 16; 1,856
 //            cycles at 128 bytes each.
 //            Tried and not kept: value warps told a tile later with three stages 267, with 16 keys a tile 289; two

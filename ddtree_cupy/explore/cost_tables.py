@@ -165,7 +165,7 @@ class MeasuredCost(CostModel):
     --------
     >>> cost = MeasuredCost(CostTable.load(), heads=64, context=8192)
     >>> cost(0), cost(64)
-    (34.8, 215.8)
+    (35.4, 218.4)
     """
 
     table: CostTable
