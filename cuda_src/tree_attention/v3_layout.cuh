@@ -93,9 +93,9 @@ struct Piece {
   Line line;
   Place place;
   long long index, stop;
-  // an end that the block before began, put_off .. put_off_stop - 1 of the line; -1 where there is none, or no more
+  // an end that an earlier block began, put_off .. put_off_stop - 1 of the line; -1 where there is none, or no more
   long long put_off, put_off_stop;
-  bool is_put_off;
+  bool is_put_off;  // whether that is the piece just found
 };
 
 // Four neighbours of a result, wherever it starts.

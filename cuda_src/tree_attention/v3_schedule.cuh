@@ -1,12 +1,13 @@
 // tree_attention/v3_schedule.cuh: who computes what, from device lengths alone.
 //
-// A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles; a unit is one key tile of one row tile. Every
-// block is due the same number of units, the length. A row tile gives whole lengths to a block each, from its first key
-// on; what is left at its end lies on one line with the ends of the others, which the last blocks cut evenly (after
-// stream-K). So any number of SMs is filled, ragged batches balance, and most blocks walk keys that others walk at the
-// same time, which then come from L2. Where row tiles are longer than the length, all of them lie on the line; a block
-// that ends another one's row tile does so last, since its other pieces start at first keys, as those of all blocks do.
-// A few blocks stay idle where that costs less than second pieces.
+// A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles; a unit is one key tile of one row tile. The
+// length is what a block is due, its share of all units and of what pieces take beside them. A row tile gives pieces of
+// this length to a block each, from its first key on; what is left at its end lies on one line with the ends of the
+// others, which the last blocks cut evenly (after stream-K). So any number of SMs is filled, ragged batches balance,
+// and most blocks walk keys that others walk at the same time, which then come from L2. Row tiles that are shorter than
+// the length lie on the line whole; a block that ends another one's row tile does so last, since its other pieces start
+// at first keys, as those of all blocks do. A few blocks stay idle where that costs less than uneven pieces. The line
+// is cut by units alone: a block with many short ends takes longer, which has not been timed.
 // With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request never depend on its
 // neighbours; blocks then take units in turn.
 //
@@ -19,10 +20,12 @@
 #include "common/warp.cuh"
 
 constexpr int TILE_ROWS = 64;
-// in times of a key tile, from the cases named in v3_mma.cu:
+// In times of a key tile. The first was timed (log of v3_mma.cu); the others lie between cases timed both ways,
+// 16 row tiles x 8,192 keys (even is faster) and 17 (uneven), 128 x 8,192 and 128 x 32,768.
 constexpr int PIECE_UNITS = 8;   // what a piece takes beside its keys
 constexpr int UNEVEN_UNITS = 1;  // what uneven pieces take beside what is counted
 constexpr int MERGE_UNITS = 12;  // the same where even pieces would be whole row tiles, which need no merge
+
 constexpr long long MOST_UNITS = 0x7fffffff;
 
 struct Tables {
@@ -62,14 +65,15 @@ struct Line {
 
   __device__ __forceinline__ int whole_of(const Request& r) const { return r.units / length; }
   __device__ __forceinline__ int end_of(const Request& r) const { return r.units % length; }
+  // first unit of a block's part, and the part that holds a unit
   __device__ __forceinline__ long long start(int part) const { return ends * part / blocks; }
   __device__ __forceinline__ int part_of(long long unit) const {
     return (int)(((unit + 1) * blocks + ends - 1) / ends) - 1;
   }
 };
 
-template <class N>
-__device__ __forceinline__ N sum_of_lanes(N mine) {
+template <class Number>
+__device__ __forceinline__ Number sum_of_lanes(Number mine) {
   for (int step = 16; step > 0; step /= 2) mine += __shfl_xor_sync(FULL_WARP, mine, step);
   return mine;
 }

@@ -22,7 +22,8 @@ Array = Any
 class Policy(Protocol):
     """A rule that turns candidates into trees; anything with this method and a name can be replayed.
 
-    For sweeps over processes it must pickle: a class at module level, not a closure.
+    For sweeps over processes it must pickle: a class at module level, not a closure. A policy that cuts its trees out
+    of wider ones by their scores has a method `widest`, of the arguments of `build`; `replay` checks those trees, too.
 
     Attributes
     ----------

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.explore.policies import CostAware, Policy
+from ddtree_cupy.explore.policies import Policy
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import accept
 
@@ -146,8 +146,8 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
     ------
     ArgumentError
         There are no positions, a tree is inactive or has an accepted token that the drafter's recorded row lacks, or
-        a tree uses the last rank recorded of a row or one past it: more of the drafter's row might have entered it.
-        Record with a larger `width`, or set a smaller budget.
+        a tree, or the `widest` one that the policy cut it from, uses the last rank recorded of a row or one past it:
+        more of the drafter's row might have entered it. Record with a larger `width`, or set a smaller budget.
     """
     if traces.num_positions == 0:
         raise ArgumentError("replay: `traces` has no positions")
@@ -165,7 +165,7 @@ def _score_batch(
     shown = replace(candidates, token_ids=np.where(is_recorded, candidates.token_ids, _NOT_RECORDED).astype(np.int32))
     tree = policy.build(shown, traces.root_token_ids[rows])
     _check_tree(policy, traces, tree, rows)
-    if isinstance(policy, CostAware):  # what it cut away decided, too
+    if hasattr(policy, "widest"):  # what it cut away decided, too
         _check_tree(policy, traces, policy.widest(shown, traces.root_token_ids[rows]), rows)
     # off the accepted path the target's token is unknown, and `accept` never gets there
     targets = np.take_along_axis(traces.continuations[rows], np.maximum(tree.depths, 0), axis=1)

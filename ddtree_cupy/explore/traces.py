@@ -261,15 +261,21 @@ class Traces:
             ).validate()
         except (ValueError, TypeError) as error:
             raise WeightsError(f"{path}: {error}") from error
+        except KeyError as error:
+            raise WeightsError(f"{path}: its header lacks {error}") from error
 
 
 def _expand(arrays: dict[str, npt.NDArray[Any]], vocab_size: int) -> Candidates:
     """Put candidates that were stored row after row, each as long as it is, into rows of one length."""
     row_widths, found, logits = (arrays[name] for name in ("row_widths", "token_ids", "logits"))
-    if row_widths.dtype != np.int32 or row_widths.ndim != 2 or not row_widths.min(initial=0) >= 0:
-        raise DTypeError(f"`row_widths` is {row_widths.dtype} {row_widths.shape}, expected int32 (P, L) of 0 and more")
+    forms = row_widths.dtype == np.int32 and row_widths.ndim == 2
+    if not forms or row_widths.min(initial=0) < 0 or row_widths.max(initial=0) > vocab_size:
+        raise DTypeError(
+            f"`row_widths` is {row_widths.dtype} {row_widths.shape}, expected int32 (P, L) in 0..vocab_size"
+        )
     total = int(row_widths.sum(dtype=np.int64))
-    if found.dtype.kind not in "iu" or found.shape != (total,) or int(found.max(initial=0)) >= vocab_size:
+    is_whole = found.dtype.kind in "iu" and found.shape == (total,)
+    if not is_whole or int(found.min(initial=0)) < -1 or int(found.max(initial=0)) >= vocab_size:
         raise DTypeError(f"`token_ids` is {found.dtype} {found.shape}, expected ({total},) ids as `row_widths` says")
     if logits.dtype != np.float32 or logits.shape != (total,):
         raise DTypeError(f"`logits` is {logits.dtype} {logits.shape}, expected float32 ({total},)")

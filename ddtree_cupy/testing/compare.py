@@ -120,7 +120,7 @@ def assert_close(
     name : str
         Leads the message.
     widen, widen_rms : float
-        Multiply both bounds and the RMS bound; anything but 1 needs a `reason`.
+        Multiply both bounds, and on top of that the floor's part of the RMS bound; anything but 1 needs a `reason`.
     reason : str
         Why the rule is widened; part of the message.
 
@@ -155,7 +155,7 @@ def assert_close(
         f"{list(where)} is {_show(left, where)}, reference {_show(exact, where)}, baseline {_show(base, where)}"
         for where in found.worst
     )
-    note = f" (bounds times {widen:g}, rms {widen * widen_rms:g}: {reason})" if reason else ""
+    note = f" (bounds times {widen:g}, rms floor {widen * widen_rms:g}: {reason})" if reason else ""
     raise AssertionError(
         f"{name}: max error {_against(found.max_error, found.max_allowed)} allowed, "
         f"rms {_against(found.rms_error, found.rms_allowed)}{note}; worst {shown}"

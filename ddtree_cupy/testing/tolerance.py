@@ -6,7 +6,8 @@ With baseline = the reference's code run in the kernel's precision and rounded t
     rms (kernel - ref64) <= 2 rms (baseline - ref64) + floor / 4
 
 over the finite entries; shape, dtype and the places of NaN, +inf and -inf must be equal first. A floor is what the
-last rounding alone may cost; it never grows with the array.
+last rounding alone may cost; it never grows with the array. Roundings average out, so the RMS has a quarter of it.
+Tensor cores cut sums off, always toward zero, which does not: `widen_rms=4` then leaves the whole floor.
 """
 
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def judge(
     widen : float
         Multiplies both bounds.
     widen_rms : float
-        Multiplies the RMS bound: for errors of one sign, which do not average out.
+        Multiplies the floor's part of the RMS bound: for errors of one sign, which do not average out.
 
     Examples
     --------
@@ -143,5 +144,5 @@ def judge(
     order = np.argsort(-excess, kind="stable")[:5]
     first = order[0]
     worst = [tuple(int(axis) for axis in where[i]) for i in order if i == first or excess[i] > 0]
-    rms_allowed = widen * widen_rms * (2 * _rms(of_baseline) + _rms(floors) / 4)
+    rms_allowed = widen * (2 * _rms(of_baseline) + widen_rms * _rms(floors) / 4)
     return Judgement(float(error[first]), float(allowed[first]), _rms(error), rms_allowed, worst)

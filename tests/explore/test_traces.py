@@ -185,6 +185,7 @@ def test_saved_traces_come_back_identical(toy_traces, tmp_path, which):
         ("token_ids", lambda array: array[None]),
         ("token_ids", lambda array: array.astype(np.float32)),
         ("token_ids", lambda array: array.astype(np.int64) + 2**32),
+        ("token_ids", lambda array: array.astype(np.int64) - 2**32),
         ("logits", lambda array: array.astype(np.float64)),
         ("logits", lambda array: array.astype(np.complex64)),
         ("logits", lambda array: array[:, None]),

@@ -171,7 +171,7 @@ def test_assert_close_rejects_a_wider_bound_without_a_reason():
         assert_close(baseline, exact, baseline, floor=0.0, widen=2.0)
     with pytest.raises(ValueError, match="`widen_rms` needs a `reason`"):
         assert_close(baseline, exact, baseline, floor=0.0, widen_rms=2.0)
-    with pytest.raises(AssertionError, match="bounds times 2, rms 2: probabilities are rounded"):
+    with pytest.raises(AssertionError, match="bounds times 2, rms floor 2: probabilities are rounded"):
         assert_close(baseline + 1, exact, baseline, floor=0.0, widen=2.0, reason="probabilities are rounded")
 
 

@@ -67,6 +67,8 @@ def test_judge_widens_the_root_mean_square_alone():
     assert not judge(actual, exact, exact, floor=1.0).passes
     assert judge(actual, exact, exact, floor=1.0, widen_rms=4.0).passes
     assert not judge(actual, exact, exact, floor=0.99, widen_rms=5.0).passes
+    baseline = np.array([0.25, -0.25, 0.25, -0.25])
+    assert judge(actual, exact, baseline, floor=1.0, widen_rms=4.0).rms_allowed == 1.5  # the baseline's part stays
 
 
 def test_judge_takes_one_floor_an_entry():

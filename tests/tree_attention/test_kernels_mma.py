@@ -57,7 +57,7 @@ def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
     assert_state(case, *attend(kernels, case, **split))
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5, 7, 11, 30, 63, 64, 65])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5, 7, 11, 12, 30, 63, 64, 65])
 def test_v3_matches_oracle_however_the_line_is_cut(kernels, monkeypatch, blocks):
     """64 units of 6 row tiles: blocks end the row tile of another one, have whole ones between, begin the next."""
     monkeypatch.setattr(kernel_mma, "multiprocessors", lambda backend: blocks)
@@ -65,6 +65,18 @@ def test_v3_matches_oracle_however_the_line_is_cut(kernels, monkeypatch, blocks)
     case = tree_case(np.random.default_rng(blocks), [24, 1, 9], [320, 912, 0], **sizes)
     for seed in (0, 1):
         assert_state(case, *attend(replace(kernels, seed=seed), case))
+
+
+@pytest.mark.parametrize("batch", [32, 33, 65])
+@pytest.mark.parametrize("blocks", [3, 40])
+def test_v3_matches_oracle_for_more_requests_than_lanes(kernels, monkeypatch, batch, blocks):
+    """A warp looks at 32 requests at a time; some are inactive, some give whole lengths, some lie on the line."""
+    monkeypatch.setattr(kernel_mma, "multiprocessors", lambda backend: blocks)
+    counts = [(0, 1, 3)[number % 3] for number in range(batch)]
+    contexts = [(0, 5, 700, 40)[number % 4] if number % 5 else 130 for number in range(batch)]
+    sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
+    case = tree_case(np.random.default_rng(batch), counts, contexts, **sizes)
+    assert_state(case, *attend(kernels, case))
 
 
 @pytest.mark.parametrize("context", [16_352, 16_353, 16_384, 16_385])
