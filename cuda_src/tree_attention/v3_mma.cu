@@ -41,8 +41,8 @@
 //            whole lengths first, ends on one line: this form; a warmer card   382       48      53
 //            At 358: tensor pipe 57 %, shared memory 61 %, issue slots 30 %, L2 17 %. A score warp waits for nobody:
 //            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900 (sampled
-//            at 366, the line before in a warmer card). In the last step loads before rescaling gave 373 beside 357
-//            in one run, the announcement the rest.
+//            at 366, the line before in a warmer card). Of the step from 358 to 378, loads before rescaling gave 373
+//            beside 357 in one run, the announcement the rest.
 //            The last two (v3_schedule.cuh) show where keys outgrow L2, each in one run at 131,072 keys: 257 row tiles
 //            14.4 ms, DRAM 2.3 TB/s, 16 % of reads found in L2, then 12.2 ms (predicted 12.3), 0.06 TB/s, 97 %; 17 row
 //            tiles 884 us, then 798 (predicted 805), 64 row tiles 2,997 us, then 2,973. With 6, 8 and 11 PIECE_UNITS
@@ -123,7 +123,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       const Request request = request_of(tables, place.request);
       const int whole = line.whole_of(request), end = line.end_of(request);
       const long long local = index - (is_main ? place.main : place.ends);
-      const int row_tile = (int)(local / (is_main ? whole : end)), rest = (int)(local % (is_main ? whole : end));
+      const int of_tile = is_main ? whole : end;  // pieces, or units of the line
+      const int row_tile = (int)(local / of_tile), rest = (int)(local % of_tile);
       const int first_unit = is_main ? rest * line.length : whole * line.length + rest;
       const int num_units = is_main ? line.length : (int)min(piece.stop - index, (long long)end - rest);
       const int per_unit = max(tiles_per_slice, 1);

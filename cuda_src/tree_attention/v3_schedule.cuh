@@ -65,6 +65,9 @@ struct Line {
 
   __device__ __forceinline__ int whole_of(const Request& r) const { return r.units / length; }
   __device__ __forceinline__ int end_of(const Request& r) const { return r.units % length; }
+  // the same of all row tiles of a request
+  __device__ __forceinline__ int main_of(const Request& r) const { return r.row_tiles * whole_of(r); }
+  __device__ __forceinline__ long long ends_of(const Request& r) const { return (long long)r.row_tiles * end_of(r); }
   // first unit of a block's part, and the part that holds a unit
   __device__ __forceinline__ long long start(int part) const { return ends * part / blocks; }
   __device__ __forceinline__ int part_of(long long unit) const {
@@ -109,8 +112,8 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
   Line line = {(int)min((due + pieces - 1) / pieces, MOST_UNITS), 0, 0, 0};
   for (int b = first; b < t.B; b += WARP_SIZE) {
     const Request r = request_of(t, b);
-    line.main += r.row_tiles * line.whole_of(r);
-    line.ends += (long long)r.row_tiles * line.end_of(r);
+    line.main += line.main_of(r);
+    line.ends += line.ends_of(r);
   }
   if (!is_single) {
     line.main = sum_of_lanes(line.main);
@@ -138,8 +141,8 @@ __device__ __forceinline__ Place find_place(const Tables& t, const Line& line, b
     long long own_ends = 0;
     if (start + lane < t.B) {
       const Request r = request_of(t, start + lane);
-      own_main = r.row_tiles * line.whole_of(r);
-      own_ends = (long long)r.row_tiles * line.end_of(r);
+      own_main = line.main_of(r);
+      own_ends = line.ends_of(r);
     }
     int main_up_to = own_main;  // inclusive prefix sums
     long long ends_up_to = own_ends;

@@ -1,7 +1,7 @@
 """The recorder: decode a prompt one token at a time and keep what the drafter would have proposed at each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -106,9 +106,8 @@ def record(
 
     settings = _Settings(target, drafter, num_positions, width, max_budget, temperature, seed)
     parts = [_Text(settings, text) for text in with_progress(texts, len(texts), "record", "prompt", progress)]
-    candidates = Candidates(
-        *(np.stack(arrays) for arrays in zip(*(row for part in parts for row in part.rows), strict=True))
-    )
+    drafts = [part.candidates for part in parts]
+    candidates = Candidates(*(np.concatenate([getattr(d, f.name) for d in drafts]) for f in fields(Candidates)))
     roots = np.concatenate([part.tokens[:num_positions] for part in parts])
     needed = np.concatenate([part.needed for part in parts])
     row_widths = np.minimum(np.maximum(width, needed), int(target.vocab_size)).astype(np.int32)
@@ -177,7 +176,7 @@ def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArra
 
 
 class _Text:
-    """One prompt continued autoregressively: `rows` of candidates, `tokens` from the first root on."""
+    """One prompt continued autoregressively: `candidates` at each position, `tokens` from the first root on."""
 
     def __init__(self, settings: _Settings, prompt: npt.NDArray[np.int32]) -> None:
         target, drafter, count = settings.target, settings.drafter, settings.num_positions
@@ -187,17 +186,17 @@ class _Text:
         for start in range(0, prompt.size - 1, PREFILL_NODES):
             self._pass(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
         uniforms = np.random.default_rng(settings.seed).random(length)  # as `decode.generate` draws them
-        self.rows: list[tuple[Array, Array, Array]] = []
+        rows: list[tuple[Array, Array, Array]] = []
         tokens = [int(prompt[-1])]
         for position in range(length):
             if position < count:
-                self.rows.append(self._propose(tokens[-1]))
+                rows.append(self._propose(tokens[-1]))
             tokens.append(self._next(self._pass(np.array(tokens[-1:], np.int32)), uniforms[position : position + 1]))
         self.tokens = np.array(tokens, np.int32)
         windows = np.lib.stride_tricks.sliding_window_view(self.tokens[1:], int(drafter.draft_len) + 1)
         self.continuations = windows[:count].copy()
-        drafts = Candidates(*(np.stack(arrays) for arrays in zip(*self.rows, strict=True)))
-        self.needed = _ranks_needed(drafts, settings.max_budget, settings.width)
+        self.candidates = Candidates(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
+        self.needed = _ranks_needed(self.candidates, settings.max_budget, settings.width)
 
     def _propose(self, root: int) -> tuple[Array, Array, Array]:
         logits = self.settings.drafter.propose(self.drafter_state, root)

@@ -195,8 +195,8 @@ def expected(case, keys="all", dtype=np.float64):
 def assert_state(case, out, lse, keys="all", *, is_cut=False):
     """Judge a result by the float rule against the dense float64 answer, padding rows included.
 
-    Sums that tensor cores made (`is_cut`) lose their last bits always toward zero. Such errors do not average out, so
-    the RMS of lse, which may be a single number, is held to the floor of the largest error instead of a quarter.
+    Sums that tensor cores made (`is_cut`) lose their last bits toward zero, see `testing.tolerance`. So the RMS of lse,
+    which may be a single number, is held to the floor of the largest error instead of a quarter.
     """
     dtype = case.q_nope.dtype
     exact_out, exact_lse = expected(case, keys)
