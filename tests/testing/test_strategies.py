@@ -7,7 +7,20 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import InvalidArgument, NoSuchExample
 
-from ddtree_cupy import Candidates, DraftTree, PagedKV, Visibility
+from ddtree_cupy import (
+    Candidates,
+    DraftTree,
+    PagedKV,
+    Visibility,
+    accept,
+    best_first_tree,
+    build_tree,
+    emulate,
+    greedy_targets,
+    top_candidates,
+    tree_attention,
+    write_kv,
+)
 from ddtree_cupy.testing import reachable_rows, strategies
 from tests.oracles import ancestors
 
@@ -27,9 +40,17 @@ def _covers(strategy, condition):
 def test_draft_logits_keep_their_bounds(logits):
     assert logits.ndim in (2, 3)
     assert logits.shape[-2] <= 4
-    assert 1 <= logits.shape[-1] <= 40
+    assert 1 <= logits.shape[-1] <= 130
+    assert logits.flags.c_contiguous
     as_double = logits.astype(np.float64)
     assert not ((as_double != 0) & (np.abs(as_double) < 2.0**-126)).any()
+
+
+@given(strategies.draft_logits(strided=True, batched=False, min_draft_len=2))
+def test_draft_logits_are_slices_of_longer_rows_when_asked(logits):
+    size = logits.dtype.itemsize
+    assert logits.strides == ((logits.shape[1] + 3) * size, size)
+    assert not np.isnan(logits.astype(np.float64)).any()
 
 
 @given(strategies.draft_logits(ties="distinct", minus_inf=False, max_vocab=256))
@@ -56,6 +77,7 @@ def test_draft_logits_tie(logits):
         lambda x: x.shape[-1] == 1,
         lambda x: x.dtype == ml_dtypes.bfloat16,
         lambda x: x.dtype == np.float16,
+        *[lambda x, n=n: x.shape[-1] == n for n in (63, 64, 65, 127, 128, 129)],
     ],
 )
 def test_draft_logits_cover(condition):
@@ -76,6 +98,7 @@ def test_candidate_tables_are_valid(candidates):
         lambda c: (c.token_ids == 0).any(),
         lambda c: c.token_ids.size and ((c.token_ids == -1).any(axis=-1) & (c.token_ids >= 0).any(axis=-1)).any(),
         lambda c: c.lse.size and (c.lse == -np.inf).any(),
+        *[lambda c, n=n: c.token_ids.shape[-1] == n for n in (31, 33, 63, 64, 65)],
     ],
 )
 def test_candidate_tables_cover(condition):
@@ -97,7 +120,7 @@ def _is_comb(tree):
 @given(strategies.draft_trees(path_scores=True))
 def test_draft_trees_are_valid(tree):
     assert isinstance(tree.validate(), DraftTree)
-    assert tree.token_ids.shape[-1] <= 65
+    assert tree.token_ids.shape[-1] <= 129
 
 
 @pytest.mark.parametrize(
@@ -111,7 +134,7 @@ def test_draft_trees_are_valid(tree):
         lambda t: t.is_batched and (t.num_nodes < t.token_ids.shape[1]).all(),
         lambda t: not t.is_batched and t.num_nodes == 0,
         lambda t: (t.token_ids == 0).any(),
-        *[lambda t, n=n: not t.is_batched and t.num_nodes == n for n in (1, 31, 32, 33, 63, 64, 65)],
+        *[lambda t, n=n: not t.is_batched and t.num_nodes == n for n in (1, 31, 32, 33, 63, 64, 65, 127, 128, 129)],
     ],
 )
 def test_draft_trees_cover(condition):
@@ -121,7 +144,7 @@ def test_draft_trees_cover(condition):
 @given(strategies.visibilities())
 def test_visibilities_are_valid(found):
     assert isinstance(found.validate(), Visibility)
-    assert found.to_dense().shape[-1] <= 65
+    assert found.to_dense().shape[-1] <= 129
 
 
 def _is_not_closed(found):
@@ -178,6 +201,7 @@ def test_paged_caches_poison_what_nothing_may_read(rows, data):
         lambda kv: kv.page_size == 1,
         lambda kv: (kv.context_lens == 0).any(),
         lambda kv: not kv.is_batched and kv.page_size > 1 and kv.context_lens == kv.page_size,
+        *[lambda kv, n=n: not kv.is_batched and kv.context_lens == n for n in (63, 64, 65, 127, 128, 129)],
         lambda kv: np.isnan(kv.ckv.astype(np.float64)).all(axis=(1, 2)).any(),
     ],
 )
@@ -205,6 +229,67 @@ def test_ragged_batches_cover():
     batches = strategies.ragged_batches(max_nodes=20)
     _covers(batches, lambda b: isinstance(b.tree, DraftTree) and b.tree.is_batched and (b.tree.num_nodes == 0).any())
     _covers(batches, lambda b: isinstance(b.tree, Visibility) and not b.tree.is_batched)
+
+
+def _attend(tree, kv):
+    """Call tree_attention with queries that fit."""
+    lead = tree.visibility_bits.shape[:-1]
+    q_nope, q_pe = (np.ones((*lead, 1, pool.shape[-1]), pool.dtype) for pool in (kv.ckv, kv.kpe))
+    tree_attention(tree, q_nope, q_pe, kv, sm_scale=0.25)
+
+
+def _attend_alone(tree):
+    """Call tree_attention on a cache of zeros without context."""
+    batch = tree.visibility_bits.shape[0] if tree.is_batched else None
+    _attend(tree, PagedKV.allocate(tree.visibility_bits.shape[-2], batch=batch, head_dim_ckv=16, head_dim_kpe=16))
+
+
+def _accept_nothing(tree):
+    accept(tree, np.zeros(tree.token_ids.shape, np.int32))
+    _attend_alone(tree)
+
+
+def _build(logits):
+    roots = np.zeros(logits.shape[0], np.int32) if logits.ndim == 3 else 0
+    top_candidates(logits, 5)
+    build_tree(logits, budget=9, root_token_ids=roots)
+
+
+def _write_nothing(kv):
+    rows = [np.zeros((*kv.context_lens.shape, 1, pool.shape[-1]), pool.dtype) for pool in (kv.ckv, kv.kpe)]
+    write_kv(kv, *rows, num_rows=np.zeros(kv.context_lens.shape, np.int32))
+
+
+def _grow(candidates):
+    best_first_tree(candidates, budget=9, root_token_ids=0)
+
+
+KERNELS = {  # of every public strategy, the kernels that take what it draws
+    "draft_logits": _build,
+    "candidate_tables": _grow,
+    "parent_arrays": lambda parents: _accept_nothing(DraftTree.from_parents(np.arange(len(parents)), parents)),
+    "draft_trees": _accept_nothing,
+    "visibilities": _attend_alone,
+    "paged_caches": _write_nothing,
+    "ragged_batches": lambda batch: _attend(batch.tree, batch.kv),
+    "node_counts": lambda count: greedy_targets(np.zeros((count, 3), np.float32)),
+    "seeds": lambda seed: greedy_targets(np.random.default_rng(seed).random((2, 40), np.float32)),
+}
+
+
+def test_every_strategy_has_a_kernel_below():
+    assert {*KERNELS, "RaggedBatch"} == set(strategies.__all__)
+
+
+@pytest.mark.emulate
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_take_what_a_strategy_draws_by_default(name):
+    @given(getattr(strategies, name)())
+    def launch(drawn):
+        with emulate.active():
+            KERNELS[name](drawn)
+
+    launch()
 
 
 @given(strategies.draft_trees(batched=False, inactive=False))

@@ -92,7 +92,7 @@ def paged_caches(
     max_batch: int = 3,
     max_rows: int = 9,
     min_context: int = 0,
-    max_context: int = 40,
+    max_context: int = 130,
     page_sizes: Sequence[int] = (1, 3, 4, 16, 64),
     head_dims: Sequence[tuple[int, int]] = ((16, 16),),
     dtypes: Sequence[str] = ("float32", "float16", "bfloat16"),
@@ -162,7 +162,7 @@ def ragged_batches(
     min_batch: int = 1,
     max_batch: int = 3,
     min_nodes: int = 1,
-    max_nodes: int = 65,
+    max_nodes: int = 129,
     inactive: bool = True,
     **cache_bounds: Any,
 ) -> st.SearchStrategy[RaggedBatch]:

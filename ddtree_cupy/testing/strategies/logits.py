@@ -8,7 +8,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from ddtree_cupy.containers import Candidates
-from ddtree_cupy.testing.strategies.sizes import check_bounds, check_choice, check_dtypes, flags, seeds
+from ddtree_cupy.testing.strategies.sizes import check_bounds, check_choice, check_dtypes, flags, seeds, sizes
 
 _KINDS = ("distinct", "tied", "any")
 _TINY = 2.0**-14  # the smallest normal float16, so no dtype gets a subnormal
@@ -39,7 +39,7 @@ def _tied_rows(random: np.random.Generator, shape: tuple[int, ...], dtype: Any) 
 def _draft_logits(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> npt.NDArray[Any]:
     lead = (draw(st.integers(bounds["min_batch"], bounds["max_batch"])),) if draw(flags(bounds["batched"])) else ()
     draft_len = draw(st.integers(bounds["min_draft_len"], bounds["max_draft_len"]))
-    shape = (*lead, draft_len, draw(st.integers(bounds["min_vocab"], bounds["max_vocab"])))
+    shape = (*lead, draft_len, draw(sizes(bounds["min_vocab"], bounds["max_vocab"])))
     dtype = draw(st.sampled_from(dtypes))
     kinds = [bounds["ties"]] if bounds["ties"] != "any" else ["distinct", "tied", "normal"]
     kind = draw(st.sampled_from(kinds))
@@ -56,7 +56,15 @@ def _draft_logits(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> npt.N
         row = random.random((*shape[:-1], 1)) < 0.3
         where = row & (random.random(shape) < 0.5)
         logits[where] = np.where(random.random(shape) < 0.5, np.nan, np.inf).astype(dtype)[where]
-    return logits
+    return _in_wider_rows(logits) if draw(flags(bounds["strided"])) else np.ascontiguousarray(logits)
+
+
+def _in_wider_rows(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the same values as a slice of longer rows, the rest of which is NaN."""
+    *lead, vocab = logits.shape
+    rows = np.full((*lead, vocab + 3), np.nan, logits.dtype)[..., :vocab]
+    rows[...] = logits
+    return rows
 
 
 def draft_logits(
@@ -67,11 +75,12 @@ def draft_logits(
     min_draft_len: int = 0,
     max_draft_len: int = 4,
     min_vocab: int = 1,
-    max_vocab: int = 40,
+    max_vocab: int = 130,
     dtypes: Sequence[str] = ("float32", "float16", "bfloat16"),
     ties: str = "any",
     minus_inf: bool = True,
     non_finite: bool = False,
+    strided: bool | None = False,
 ) -> st.SearchStrategy[npt.NDArray[Any]]:
     """Draw draft logits of shape ([B,] L, V).
 
@@ -80,7 +89,7 @@ def draft_logits(
     batched : bool, optional
         Whether axis B is there; both when None.
     min_batch, max_batch, min_draft_len, max_draft_len, min_vocab, max_vocab : int
-        Bounds of B, L and V, inclusive.
+        Bounds of B, L and V, inclusive; V beside 32, 64 and 128 is frequent.
     dtypes : sequence of str
         Some of float32, float16, bfloat16, float64.
     ties : {"any", "distinct", "tied"}
@@ -90,6 +99,9 @@ def draft_logits(
         Whether rows may hold -inf, also whole rows.
     non_finite : bool
         Whether rows may hold NaN and +inf.
+    strided : bool, optional
+        Whether the rows are slices of longer ones (last axis contiguous, as kernels require); both when None. Arrays
+        are C-contiguous otherwise.
     """
     name = "draft_logits"
     check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
@@ -106,7 +118,7 @@ def draft_logits(
 def _candidate_tables(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> Candidates:
     lead = (draw(st.integers(bounds["min_batch"], bounds["max_batch"])),) if draw(flags(bounds["batched"])) else ()
     draft_len = draw(st.integers(bounds["min_draft_len"], bounds["max_draft_len"]))
-    width = draw(st.integers(bounds["min_width"], bounds["max_width"]))
+    width = draw(sizes(bounds["min_width"], bounds["max_width"]))
     dtype = draw(st.sampled_from(dtypes))
     tied = draw(st.booleans())
     random = np.random.default_rng(draw(seeds()))
@@ -130,7 +142,7 @@ def _candidate_tables(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> C
     if bounds["bad_rows"] and draw(st.booleans()):
         bad = random.random(lse.shape) < 0.3
         lse[bad], token_ids[bad], logits[bad] = np.nan, -1, -np.inf
-    return Candidates(token_ids, logits, lse)
+    return Candidates(token_ids, logits, lse)._map(np.ascontiguousarray)
 
 
 def candidate_tables(
@@ -141,7 +153,7 @@ def candidate_tables(
     min_draft_len: int = 0,
     max_draft_len: int = 4,
     min_width: int = 0,
-    max_width: int = 5,
+    max_width: int = 65,
     dtypes: Sequence[str] = ("float32",),
     bad_rows: bool = False,
 ) -> st.SearchStrategy[Candidates]:
@@ -154,7 +166,7 @@ def candidate_tables(
     batched : bool, optional
         Whether axis B is there; both when None.
     min_batch, max_batch, min_draft_len, max_draft_len, min_width, max_width : int
-        Bounds of B, L and K, inclusive.
+        Bounds of B, L and K, inclusive; K beside 32 and 64 is frequent.
     dtypes : sequence of str
         Of logits and lse: float32, float64 or both.
     bad_rows : bool

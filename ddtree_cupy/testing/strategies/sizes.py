@@ -15,7 +15,7 @@ DTYPES = {
     "float64": np.dtype(np.float64),
 }
 
-_WORD_EDGES = (1, 2, 31, 32, 33, 63, 64, 65)
+_EDGES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129)  # beside visibility words, warps and tiles
 
 
 def check_bounds(function: str, low_name: str, low: Any, high_name: str, high: Any, *, at_least: int) -> None:
@@ -53,7 +53,14 @@ def flags(value: bool | None) -> st.SearchStrategy[bool]:
     return st.booleans() if value is None else st.just(value)
 
 
-def node_counts(*, min_nodes: int = 1, max_nodes: int = 65) -> st.SearchStrategy[int]:
+def sizes(low: int, high: int) -> st.SearchStrategy[int]:
+    """Draw sizes in low..high, often one beside 32, 64 or 128."""
+    edges = [size for size in _EDGES if low <= size <= high]
+    anything = st.integers(low, high)
+    return anything | st.sampled_from(edges) if edges else anything
+
+
+def node_counts(*, min_nodes: int = 1, max_nodes: int = 129) -> st.SearchStrategy[int]:
     """Draw numbers of nodes, often one beside a multiple of 32 (the visibility word).
 
     Parameters
@@ -62,6 +69,4 @@ def node_counts(*, min_nodes: int = 1, max_nodes: int = 65) -> st.SearchStrategy
         Bounds, both inclusive.
     """
     check_bounds("node_counts", "min_nodes", min_nodes, "max_nodes", max_nodes, at_least=0)
-    edges = [size for size in _WORD_EDGES if min_nodes <= size <= max_nodes]
-    anything = st.integers(min_nodes, max_nodes)
-    return anything | st.sampled_from(edges) if edges else anything
+    return sizes(min_nodes, max_nodes)

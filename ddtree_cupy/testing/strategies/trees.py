@@ -37,7 +37,7 @@ def _parent_arrays(draw: Any, min_nodes: int, max_nodes: int, shapes: tuple[str,
 
 
 def parent_arrays(
-    *, min_nodes: int = 1, max_nodes: int = 65, shapes: tuple[str, ...] = _SHAPES
+    *, min_nodes: int = 1, max_nodes: int = 129, shapes: tuple[str, ...] = _SHAPES
 ) -> st.SearchStrategy[npt.NDArray[np.int32]]:
     """Draw `parents` of single trees without padding.
 
@@ -111,7 +111,7 @@ def draft_trees(
     min_batch: int = 1,
     max_batch: int = 3,
     min_nodes: int = 1,
-    max_nodes: int = 65,
+    max_nodes: int = 129,
     vocab: int = 1000,
     inactive: bool = True,
     path_scores: bool = False,
@@ -160,7 +160,7 @@ def visibilities(
     min_batch: int = 1,
     max_batch: int = 3,
     min_nodes: int = 1,
-    max_nodes: int = 65,
+    max_nodes: int = 129,
     inactive: bool = True,
     garbage: bool = True,
 ) -> st.SearchStrategy[Visibility]:
