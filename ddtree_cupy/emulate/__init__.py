@@ -1,8 +1,8 @@
 """Run CUDA kernels on the CPU, without a GPU: the very same `.cu` text, through g++ or clang++.
 
 Every CUDA thread of a block is a fiber with its own stack; blocks run one after another. Between two synchronisation
-points a thread is never interrupted, and at each of them a seed decides who goes on: schedule fuzzing. Shared memory
-is filled with 0xFF (NaN, -1) before each block. Misuse of barriers and warp operations is reported as `EmulatorError`
+points a thread is never interrupted, and at each of them a seed decides who goes on, fairly or not: schedule fuzzing
+(see `active`). Shared memory is filled with 0xFF (NaN, -1) before each block. Misuse of barriers and warp operations is reported as `EmulatorError`
 with block, thread and source line; sanitizers find the rest (`sanitizer_environment`).
 
     active(seed=0)                  with-block: NumPy arrays run the library's kernels here

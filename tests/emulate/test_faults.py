@@ -96,6 +96,60 @@ def test_missing_second_barrier_in_a_loop_is_found_by_some_seed():
     assert not all((run(body.format(""), seed=seed) == 6).all() for seed in range(6))
 
 
+REDUCE = """__shared__ float scratch[4];
+  const int warp = threadIdx.x / 32;
+  for (int i = 0; i < 2; ++i) {{
+    float value = threadIdx.x + i;
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    if (threadIdx.x % 32 == 0) scratch[warp] = value;
+    __syncthreads();
+    x[2 * (blockIdx.x * blockDim.x + threadIdx.x) + i] = scratch[0] + scratch[1] + scratch[2] + scratch[3];
+    {}
+  }}"""
+
+
+def sums_that_differ(barrier, seed, blocks=1):
+    """Return, by block, how many threads read another sum than that of their block."""
+    x = run(REDUCE.format(barrier), threads=128, blocks=blocks, n=256 * blocks, seed=seed).reshape(blocks, 128, 2)
+    return (x != [127 * 64, 127 * 64 + 128]).any(2).sum(1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_missing_trailing_barrier_is_found_in_every_unfair_block(seed):
+    unfair = (np.arange(8) ^ seed) >> 1 & 1 == 0
+    assert sums_that_differ("", seed, blocks=8)[unfair].all()
+    assert not sums_that_differ("__syncthreads();", seed, blocks=8).any()
+
+
+def test_unfair_schedules_let_one_warp_run_ahead_and_fair_ones_do_not():
+    body = """__shared__ int clock;
+    if (threadIdx.x == 0) clock = 0;
+    __syncthreads();
+    for (int i = 0; i < 20; ++i) __syncwarp();
+    x[blockIdx.x * 64 + threadIdx.x] = atomicAdd(&clock, 1);"""
+    ahead = {0: [], 1: []}
+    for seed in range(8):
+        for block, order in enumerate(run(body, blocks=4, n=256, seed=seed).reshape(4, 2, 32)):
+            first = order.argmin() // 32
+            ahead[(block ^ seed) >> 1 & 1].append(order[first].max() == 31)  # the other warp has not begun
+            if seed == 0 and block < 2:
+                assert first == block
+    assert all(ahead[0])
+    assert not all(ahead[1])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_a_warp_may_wait_for_another_one_in_a_loop(seed):
+    body = """__shared__ volatile int flag[2];
+    const int warp = threadIdx.x / 32;
+    flag[warp] = 0;
+    __syncthreads();
+    flag[warp] = 1;
+    while (__shfl_sync(~0u, flag[1 - warp], 0) == 0) {}
+    x[threadIdx.x] = 1;"""
+    assert run(body, seed=seed, blocks=2).all()
+
+
 def test_blocks_run_backwards_for_odd_seeds():
     body = "if (threadIdx.x == 0) x[0] = blockIdx.x;"
     assert run(body, blocks=5, seed=2)[0] == 4

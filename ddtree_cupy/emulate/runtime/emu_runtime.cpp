@@ -2,6 +2,9 @@
 #include "emu_scheduler.h"
 #include "emu_async_queue.h"
 
+#include <algorithm>
+#include <numeric>
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -104,15 +107,27 @@ static void allocate_threads(unsigned n) {
   S.num_threads = n;
 }
 
-static void shuffle_threads(unsigned n) {
-  for (unsigned i = 0; i < n; ++i) S.order[i] = i;
-  for (unsigned i = n - 1; emu_ctx.random_schedule && i; --i) std::swap(S.order[i], S.order[next_random() % (i + 1)]);
+// Chooses the order of a block's threads: by a random schedule shuffled, else by index, in odd blocks backwards. An
+// unfair schedule keeps warps together: the first warp of the order can run ahead of the others.
+static void order_threads(unsigned n, uint64_t block) {
+  auto end = S.order.begin() + n;
+  std::iota(S.order.begin(), end, 0u);
+  S.fair = (block ^ S.launch->seed) >> 1 & 1;
+  if (emu_ctx.random_schedule) {
+    for (unsigned i = n - 1; i; --i) std::swap(S.order[i], S.order[next_random() % (i + 1)]);
+    unsigned rank[32];
+    for (unsigned i = n; i--;) rank[S.order[i] >> 5] = i;
+    auto by_warp = [&](unsigned a, unsigned b) { return rank[a >> 5] < rank[b >> 5]; };
+    if (!S.fair) std::stable_sort(S.order.begin(), end, by_warp);
+  } else if (block & 1) {
+    std::reverse(S.order.begin(), end);
+  }
   for (unsigned i = 0; i < n; ++i) S.position[S.order[i]] = i;
 }
 
-static void run_block(unsigned n, const unsigned* dim) {
+static void run_block(unsigned n, const unsigned* dim, uint64_t block) {
   reset_barriers();
-  shuffle_threads(n);
+  order_threads(n, block);
   for (unsigned w = 0; w * 32 < n; ++w) {
     S.warps[w].num_groups = 0;
     S.warps[w].live = n - w * 32 >= 32 ? ~0u : (1u << (n - w * 32)) - 1;
@@ -174,7 +189,7 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
     char* dynamic = allocated ? static_cast<char*>(allocated) + l.shared_alignment : nullptr;
     if (dynamic) fill_poison(dynamic, l.shared_bytes);
     emu_ctx.dynamic_shared = dynamic;
-    run_block(n, l.block);
+    run_block(n, l.block, block);
 #if defined(EMU_ASAN)
     if (allocated) __asan_unpoison_memory_region(allocated, l.shared_alignment);
 #endif

@@ -35,7 +35,7 @@ struct emu_launch {
   uint64_t shared_bytes;       // dynamic shared memory
   uint64_t shared_alignment;   // its address is a multiple of this power of two, and of no larger one
   char *static_begin, *static_end;  // the section that holds every `__shared__` object of the module
-  uint64_t seed;               // 0: threads and blocks in index order, else a pseudo-random schedule
+  uint64_t seed;               // of the schedule, see order_threads; 0: nothing is random
   unsigned strict;             // 1: report barrier and mask misuse that some GPUs would forgive
   unsigned flush_subnormals;   // 1: the FPU treats subnormals as zero, as CuPy's -ftz=true does
   char* error;                 // message out

@@ -38,6 +38,7 @@ struct Scheduler {
   emu_thunk thunk = nullptr;
   void** args = nullptr;
   bool failed = false;
+  bool fair = false;  // of the block that runs, see yield
   uint64_t random_state = 1, switches = 0;
 
   std::vector<Fiber> fibers;
@@ -134,13 +135,18 @@ inline void poll_conditions() {
            waiting > shown ? ", ..." : "");
 }
 
+// Fair: every ready thread gets its turn, the next place or a random one. Unfair: always the first ready thread of the
+// order, so that some run as far ahead of the others as barriers allow. The two take turns after many switches, so that
+// a thread may wait for another one in a loop.
+inline bool is_fair() { return S.fair != bool(S.switches >> 20 & 1); }
+
 // Gives way after the current fiber was marked as waiting; returns when it is ready again.
 inline void yield() {
   Fiber& me = *S.current;
   bool random = emu_ctx.random_schedule;
   if (random && S.waiting_on_condition && (next_random() & 3) == 0) poll_conditions();
-  unsigned from = random ? next_random() % S.num_threads : S.position[me.linear] + 1;
-  if (from == S.num_threads) from = 0;
+  unsigned from = 0;
+  if (is_fair()) from = random ? next_random() % S.num_threads : (S.position[me.linear] + 1) % S.num_threads;
   Fiber* next = next_ready(from);
   if (!next) {
     poll_conditions();
