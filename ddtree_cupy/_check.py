@@ -1,5 +1,6 @@
 """Metadata checks: shape, dtype, stride, array library. Nothing here reads an array's values."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,19 @@ FLOATS_AND_F64 = (*FLOATS, "float64")
 def library_of(array: Any) -> str:
     """Return the top-level module that defines the type of `array`: numpy, cupy, torch, builtins, ..."""
     return type(array).__module__.partition(".")[0]
+
+
+def refuse_odd_array(function: str, name: str, array: Any) -> None:
+    """Refuse the two subclasses of a NumPy array that mean something else by the same calls; others are taken."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise DTypeError(
+            f"{function}: `{name}` is a masked array, whose mask would be ignored; expected a plain array: "
+            f"{name}.filled(value) makes one"
+        )
+    if isinstance(array, np.matrix):
+        raise DTypeError(
+            f"{function}: `{name}` is a numpy.matrix, expected a plain array: numpy.asarray({name}) makes one"
+        )
 
 
 class Checker:
@@ -43,6 +57,7 @@ class Checker:
         for name, array in arrays.items():
             if array is None:
                 continue
+            refuse_odd_array(self.function, name, array)
             library = "numpy" if isinstance(array, np.ndarray | np.generic) else library_of(array)
             if library == "torch":
                 raise DTypeError(
@@ -76,6 +91,7 @@ class Checker:
         """Check one array; an axis named for the first time takes its size from this array."""
         if not hasattr(array, "dtype"):
             raise DTypeError(f"{self.function}: `{name}` is {type(array).__name__}, expected an array")
+        refuse_odd_array(self.function, name, array)
         if dtypes is not None and array.dtype.name not in dtypes:
             refused = array.dtype.name == "float64" and "float32" in dtypes
             hint = " (a kernel takes float64 through `.astype(np.float32)`)" if refused else ""
@@ -138,10 +154,14 @@ class Checker:
         """Return `value` as float when it is a finite real number, larger than `above` if given."""
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
             raise DTypeError(f"{self.function}: `{name}` is {value!r}, expected a real number")
-        if not np.isfinite(value) or (above is not None and value <= above):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more than 308 digits
+            number = math.inf
+        if not math.isfinite(number) or (above is not None and number <= above):
             wanted = "a finite number" if above is None else f"a finite number > {above:g}"
             raise ArgumentError(f"{self.function}: `{name}` is {value!r}, expected {wanted}")
-        return float(value)
+        return number
 
     def _expected(self, axes: Sequence[str | int]) -> str:
         shape = f"({', '.join(str(axis) for axis in axes)}{',' if len(axes) == 1 else ''})"

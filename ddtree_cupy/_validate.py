@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy import _topology
-from ddtree_cupy._check import FLOATS_AND_F64, Checker
+from ddtree_cupy._check import FLOATS_AND_F64, Checker, refuse_odd_array
 from ddtree_cupy.errors import ArgumentError, DTypeError
 
 Array = Any
@@ -19,6 +19,7 @@ def at_least(function: str, name: str, value: Any, low: int) -> None:
 
 def as_int32(function: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.int32]:
     """Return integers of any width as int32; floats, bools and values outside int32 raise."""
+    refuse_odd_array(function, name, values)
     array = np.asarray(values)
     if array.size == 0:
         return array.astype(np.int32)
@@ -143,10 +144,10 @@ def candidates(container: Any) -> None:
         below = container.lse < logits[..., 0]
         _first_bad("Candidates", "lse", below, container.lse, "at least the largest logit of the row")
     if ids.shape[-1] > 1:
-        later = logits[..., 1:]
+        later, order = logits[..., 1:], "logit descending, then token id ascending"
         tie = (logits[..., :-1] == later) & (ids[..., 1:] >= 0)
         unordered = (logits[..., :-1] < later) | (tie & (ids[..., :-1] >= ids[..., 1:]))
-        _first_bad("Candidates", "logits", unordered, later, "logit descending, then token id ascending")
+        _first_bad("Candidates", "logits", unordered, later, f"{order}; Candidates.from_topk sorts")
 
 
 def paged_kv(kv: Any) -> None:

@@ -23,7 +23,12 @@ def where(array: Array) -> str:
 
 
 class Arrays:
-    """A frozen dataclass whose fields are arrays (or None, or host integers)."""
+    """A frozen dataclass whose fields are arrays (or None, or host integers); NumPy scalars become 0-d arrays."""
+
+    def __post_init__(self) -> None:
+        for name, value in list(vars(self).items()):
+            if isinstance(value, np.generic):
+                object.__setattr__(self, name, np.asarray(value))
 
     def _map(self, function: Callable[[Array], Array]) -> Self:
         changed = {}

@@ -47,6 +47,9 @@ class PagedKV(Arrays):
     max_context: int = -1
 
     def __post_init__(self) -> None:
+        if isinstance(self.max_context, np.integer):
+            object.__setattr__(self, "max_context", int(self.max_context))
+        super().__post_init__()
         if self.max_context < 0:
             object.__setattr__(self, "max_context", self.page_table.shape[-1] * self.ckv.shape[1])
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy import _layout, _topology, _validate
-from ddtree_cupy._check import Checker, library_of
+from ddtree_cupy._check import FLOATS_AND_F64, Checker, library_of, refuse_odd_array
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import DTypeError, ShapeError
 
@@ -31,6 +31,61 @@ class Candidates(Arrays):
     token_ids: Array
     logits: Array
     lse: Array
+
+    @classmethod
+    def from_topk(cls, token_ids: Array, logits: Array, lse: Array) -> Self:
+        """Sort the rows of a top-k table, such as that of `torch.topk`, into the order of this class.
+
+        Parameters
+        ----------
+        token_ids : integer array, shape ([B,] L, K)
+            In any order, -1 where there is no candidate.
+        logits : float array, shape ([B,] L, K)
+            The logits of `token_ids`; float16 and bfloat16 become float32. Subnormals of float32 count as 0.
+        lse : float array, shape ([B,] L)
+            Log-sum-exp of each whole row in nats, not of its K logits. A row is bad when it is NaN or +inf, or when one
+            of the logits is.
+
+        Returns
+        -------
+        Candidates
+            By logit descending, then token id ascending; NumPy arrays.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            The message names the argument, what it is and what was expected.
+
+        Notes
+        -----
+        Which of several equal logits at the cut are in the table is the producer's choice; `top_candidates` takes the
+        lowest ids.
+
+        Examples
+        --------
+        >>> token_ids, logits = np.array([[4, 5, 3]]), np.array([[2.0, 1.0, 1.0]], np.float32)
+        >>> Candidates.from_topk(token_ids, logits, np.log(np.exp(logits).sum(axis=1))).token_ids.tolist()
+        [[4, 3, 5]]
+        """
+        function = "Candidates.from_topk"
+        check = Checker(function)
+        if check.backend(token_ids=token_ids, logits=logits, lse=lse) != "numpy":
+            raise DTypeError(f"{function}: `logits` is a CuPy array, expected NumPy; cupy.asnumpy(logits) makes one")
+        ids = _validate.as_int32(function, "token_ids", token_ids)
+        lead = ("batch",) if ids.ndim == 3 else ()
+        check.array("token_ids", ids, (*lead, "draft_len", "candidates"))
+        check.array("logits", logits, (*lead, "draft_len", "candidates"), FLOATS_AND_F64)
+        check.array("lse", lse, (*lead, "draft_len"), FLOATS_AND_F64)
+        dtype = np.dtype(np.float64 if logits.dtype == np.float64 else np.float32)
+        values = logits.astype(dtype)
+        if dtype == np.float32:
+            values[np.abs(values) < np.finfo(np.float32).smallest_normal] = 0
+        bad = ~(lse < np.inf) | ~(values < np.inf).all(axis=-1)
+        values[bad] = -np.inf
+        ids[values == -np.inf] = -1
+        order = np.lexsort((ids, -values))
+        ids, values = (np.take_along_axis(array, order, axis=-1) for array in (ids, values))
+        return cls(ids, values, np.where(bad, np.nan, lse).astype(dtype)).validate()
 
     @property
     def is_batched(self) -> bool:
@@ -96,6 +151,7 @@ class Visibility(Arrays):
                 "Visibility.from_dense: `visibility` is a CuPy array, expected a NumPy array; cupy.asnumpy(visibility) "
                 "makes one"
             )
+        refuse_odd_array("Visibility.from_dense", "visibility", visibility)
         visibility = np.asarray(visibility)
         if visibility.dtype != np.bool_:
             raise DTypeError(f"Visibility.from_dense: `visibility` has dtype {visibility.dtype}, expected bool")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker
+from ddtree_cupy._check import Checker, refuse_odd_array
 from ddtree_cupy._progress import with_progress
 from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError
@@ -130,6 +130,7 @@ def record(
 
 
 def _tokens(index: int, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
+    refuse_odd_array("record", f"prompts[{index}]", prompt)
     tokens = np.asarray(prompt)
     if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
         raise ArgumentError(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker
+from ddtree_cupy._check import Checker, refuse_odd_array
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.tree_build import kernel, reference
@@ -414,6 +414,8 @@ def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[in
     >>> choose_budget(scores, cost=lambda n: 10.0 + 2.5 * n)
     1
     """
+    for name, given in (("path_scores", path_scores), ("cost", cost)):
+        refuse_odd_array("choose_budget", name, given)
     scores = np.asarray(path_scores, np.float64)
     if scores.ndim != 1 or scores.size == 0:
         raise ShapeError(f"choose_budget: `path_scores` is {scores.shape}, expected (num_nodes,) with the root first")
