@@ -5,9 +5,10 @@
 // Inputs     out_a, out_b T[M, C]; lse_a, lse_b float32[M] in nats, -inf for an empty side
 // Outputs    out T[M, C], lse float32[M]; every entry is written
 // Work       grid ceil(M / 4), block 128; one warp owns one row, lanes stride over C
-// Numerics   float32, natural exponentials; (0, -inf) is the identity bit for bit whatever the empty side's out holds,
-//            and two empty sides give (0, -inf)
-// Requires   contiguous arrays; out may be out_a or out_b, since each entry is read before it is written
+// Numerics   float32, natural exponentials; a side of weight 0 counts for nothing, whatever its out holds: the bits of
+//            the other side are copied, no arithmetic touches them; two empty sides give (0, -inf)
+// Requires   contiguous arrays; out may be out_a or out_b and lse may be lse_a or lse_b, since each entry is read before
+//            it is written
 // Versions   this
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     the split reduction of FlashDecoding; the rule for empty sides is ours
@@ -27,13 +28,20 @@ __global__ void __launch_bounds__(128)
   const float weight_a = a == NEGATIVE_INFINITY ? 0.0f : expf(a - softmax_shift(largest));
   const float weight_b = b == NEGATIVE_INFINITY ? 0.0f : expf(b - softmax_shift(largest));
   const float total = weight_a + weight_b;
+  const bool is_a = weight_a == 1.0f && weight_b == 0.0f;
+  const bool is_b = weight_b == 1.0f && weight_a == 0.0f;
+  const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
 
-  for (int c = lane; c < C; c += WARP_SIZE) {
-    const float part_a = weight_a == 0.0f ? 0.0f : weight_a * to_float(out_a[row * C + c]);
-    const float part_b = weight_b == 0.0f ? 0.0f : weight_b * to_float(out_b[row * C + c]);
-    const float weighted = weight_a == 0.0f ? part_b : weight_b == 0.0f ? part_a : part_a + part_b;
-    out[row * C + c] = from_float<T>(total == 0.0f ? 0.0f : weighted / total);
+  if (is_a || is_b) {
+    const T* only = is_a ? out_a : out_b;
+    for (int c = lane; c < C; c += WARP_SIZE) out[row * C + c] = only[row * C + c];
+  } else {
+    for (int c = lane; c < C; c += WARP_SIZE) {
+      const float part_a = weight_a == 0.0f ? 0.0f : weight_a * to_float(out_a[row * C + c]);
+      const float part_b = weight_b == 0.0f ? 0.0f : weight_b * to_float(out_b[row * C + c]);
+      out[row * C + c] = from_float<T>((part_a + part_b) * inverse);
+    }
   }
   __syncwarp();  // lse may be lse_a, which all lanes have read by now
-  if (lane == 0) lse[row] = total == 0.0f ? NEGATIVE_INFINITY : largest + logf(total);
+  if (lane == 0) lse[row] = is_a ? a : is_b ? b : total == 0.0f ? NEGATIVE_INFINITY : largest + logf(total);
 }

@@ -15,6 +15,7 @@ from ddtree_cupy.tree_attention.kernel_call import Call
 Array = Any
 
 KEYS = ("all", "context", "tree")
+LARGEST_SCALE = float(np.finfo(np.float32).max) / np.log2(np.e)  # kernels take exponentials of base 2
 
 
 def write_kv(
@@ -269,7 +270,9 @@ def merge_states(
 
     Notes
     -----
-    (0, -inf) is the identity, bit for bit, and the result for two empty sides.
+    A side whose lse is -inf, or so far below the other that exp(lse - max) is no normal float32, counts for nothing,
+    whatever its `out` holds: the bits of the other side's `out` and `lse` are copied, -0.0 and subnormals too. So
+    (0, -inf) is the identity; it is also the result for two empty sides. Elsewhere kernels count subnormals as 0.
     Source: FlashDecoding's split reduction; the rule for empty sides is ours.
 
     Examples
@@ -284,6 +287,8 @@ def merge_states(
         return kernel.merge_states(out_a, lse_a, out_b, lse_b, backend=backend, out=out, checked=False)
     backend = backend_of(check, out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     on_device = backend != "numpy"
+    if out_a.ndim == 0:
+        raise ShapeError("merge_states: `out_a` is (), expected (..., num_heads, head_dim_ckv)")
     check.array("out_a", out_a, out_a.shape, FLOATS if on_device else FLOATS_AND_F64, contiguous=on_device)
     check.array("out_b", out_b, out_a.shape, (out_a.dtype.name,), contiguous=on_device)
     lse_dtype = ("float64",) if out_a.dtype.name == "float64" else ("float32",)
@@ -411,5 +416,9 @@ def _check_attention(
         raise ArgumentError(f"{check.function}: `split_keys` is {split_keys}, expected a multiple of 32")
     if keys not in KEYS:
         raise ArgumentError(f"{check.function}: `keys` is {keys!r}, expected one of {', '.join(KEYS)}")
-    check.real("sm_scale", sm_scale)
+    if abs(check.real("sm_scale", sm_scale)) > LARGEST_SCALE:
+        raise ArgumentError(
+            f"{check.function}: `sm_scale` is {sm_scale}, expected one that is finite in float32 when multiplied by log2(e): "
+            f"at most {LARGEST_SCALE:.4g} in size"
+        )
     return backend

@@ -116,17 +116,24 @@ def merge_states(
     largest = np.maximum(lse_a, lse_b)
     shift = np.where(largest == -np.inf, 0, largest)
     with np.errstate(over="ignore"):  # a difference of -inf is right: its weight is 0
-        weight_a, weight_b = np.exp(lse_a - shift), np.exp(lse_b - shift)
+        weight_a, weight_b = (np.asarray(np.exp(lse - shift)) for lse in (lse_a, lse_b))
+    for weight in (weight_a, weight_b):
+        weight[weight < np.finfo(widest).smallest_normal] = 0
     total = weight_a + weight_b
-    # an empty side counts for nothing, whatever its `out` holds: the other side stays bit for bit
-    empty_a, empty_b = (weight_a == 0)[..., None], (weight_b == 0)[..., None]
-    part_a = np.where(empty_a, 0, out_a.astype(dtype)) * weight_a[..., None]
-    part_b = np.where(empty_b, 0, out_b.astype(dtype)) * weight_b[..., None]
-    weighted = np.where(empty_a, part_b, np.where(empty_b, part_a, part_a + part_b))
-    out = weighted / np.where(total == 0, 1, total)[..., None]
+    # a side of weight 0 counts for nothing, whatever its `out` holds
+    part_a, part_b = (
+        np.where(weight[..., None] == 0, 0, out.astype(dtype)) * weight[..., None]
+        for out, weight in ((out_a, weight_a), (out_b, weight_b))
+    )
+    merged = (part_a + part_b) / np.where(total == 0, 1, total)[..., None]
     with np.errstate(divide="ignore"):
         lse = np.log(total) + largest
-    return out.astype(compute_dtype or out_a.dtype), lse
+    # and the bits of the other side are copied
+    only_a, only_b = (weight_a == 1) & (weight_b == 0), (weight_b == 1) & (weight_a == 0)
+    kind = compute_dtype or out_a.dtype
+    out = np.where(only_a[..., None], out_a.astype(kind), merged.astype(kind))
+    out = np.where(only_b[..., None], out_b.astype(kind), out)
+    return out, np.where(only_a, lse_a, np.where(only_b, lse_b, lse))
 
 
 def convert_lse(lse: Array, *, base: float, empty: float) -> Array:

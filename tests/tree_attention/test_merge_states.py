@@ -1,7 +1,9 @@
 """merge_states is attention over a union of disjoint key sets; convert_lse brings foreign statistics to ours."""
 
 import math
+from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,6 +83,49 @@ def test_merge_states_is_identical_with_an_empty_state_for_signed_zeros(garbage)
     assert_identical(merge_states(*empty, out, lse), (out, lse))
 
 
+KEPT = {
+    np.dtype(np.float32): [-0.0, 0.0, 1e-40, -1e-45, 1.0, -3e38],
+    np.dtype(np.float16): [-0.0, 0.0, 6e-8, -6e-8, 1.0, -65504],
+    np.dtype(ml_dtypes.bfloat16): [-0.0, 0.0, 1e-39, -1e-40, 1.0, -3e38],
+}
+
+
+@pytest.mark.parametrize("dtype", KEPT, ids=str)
+@pytest.mark.parametrize("lse", [-0.0, 0.0, 1e-40, -1e-40, -3.5, 3e38, -3e38])
+@pytest.mark.parametrize("gap", [np.inf, 90.0, 104.0], ids=["empty", "weight subnormal", "weight 0"])
+@pytest.mark.parametrize("first", [True, False], ids=["a", "b"])
+def test_merge_states_copies_the_bits_of_the_only_side_that_counts(backend, dtype, lse, gap, first):
+    """Arithmetic turns lse -0.0 into 0.0 and flushes subnormals; NaN in the other side's `out` must not be met."""
+    out = np.array([[KEPT[dtype]]], dtype)
+    kept = out, np.full((1, 1), lse, np.float32)
+    if kept[1] - gap == kept[1]:
+        gap = np.inf
+    other = np.full_like(out, np.nan), (kept[1] - np.float32(gap)).astype(np.float32)
+    found = backend(merge_states, *kept, *other) if first else backend(merge_states, *other, *kept)
+    assert_identical(tuple(array.view(np.uint8) for array in found), tuple(array.view(np.uint8) for array in kept))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 0, 16), (0, 4, 16), (3, 0), (2, 0, 5, 0)])
+def test_merge_states_of_no_heads_is_empty(backend, shape):
+    out, lse = np.zeros(shape, np.float32), np.zeros(shape[:-1], np.float32)
+    found = backend(merge_states, out, lse, out, lse)
+    assert_identical(found[0], out)
+    assert (found[1].shape, found[1].dtype) == (lse.shape, lse.dtype)
+
+
+def test_merge_states_of_one_row_without_axes_gives_a_0d_lse(backend):
+    out, lse = np.ones(4, np.float32), np.array(0, np.float32)
+    found = backend(merge_states, out, lse, out, np.full_like(lse, -np.inf))
+    assert_identical(found, (out, lse))
+    assert isinstance(found[1], np.ndarray)
+
+
+def test_merge_states_rejects_a_0d_state(backend):
+    number = np.array(1, np.float32)
+    with pytest.raises(ShapeError, match=r"merge_states: `out_a` is \(\), expected \(\.\.\., num_heads, "):
+        backend(merge_states, number, number, number, number)
+
+
 @given(seeds)
 def test_merge_states_is_identical_in_either_order(seed):
     rng = np.random.default_rng(seed)
@@ -136,14 +181,18 @@ def test_merge_states_is_identical_with_out():
     assert all(np.shares_memory(one, other) for one, other in zip(returned, out, strict=True))
 
 
-def test_merge_states_is_identical_with_out_over_its_own_input():
-    """Merging into the first state in place is how a loop over splits uses it."""
+@pytest.mark.parametrize("into", ["aa", "bb", "ab", "ba"])
+@pytest.mark.parametrize("seed", range(3))
+def test_merge_states_is_identical_with_out_over_its_own_input(backend, into, seed):
+    """Merging into a state in place is how a loop over splits uses it."""
     rng = np.random.default_rng(2)
     float32 = np.dtype(np.float32)
-    a, b = (random_state(rng, (2, 4, 2, 16), float32, float32) for _ in range(2))
-    wanted = merge_states(*a, *b)
-    merge_states(*a, *b, out=a)
-    assert_identical(a, wanted)
+    a, b = (random_state(rng, (2, 40, 2, 100), float32, float32) for _ in range(2))
+    wanted = backend(merge_states, *a, *b)
+    states = {name: tuple(backend.put(array.copy()) for array in state) for name, state in (("a", a), ("b", b))}
+    out = states[into[0]][0], states[into[1]][1]
+    replace(backend, seed=seed).run(merge_states, *states["a"], *states["b"], out=out)
+    assert_identical(backend.get(out), wanted)
 
 
 def state(shape=(2, 3, 2, 16), dtype=np.float32, lse_dtype=np.float32):
