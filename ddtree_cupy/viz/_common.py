@@ -22,6 +22,9 @@ CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # one more than colors: the pairs differ for 56 lines
 SCORES = "cividis"  # for what has an order
 
+# Options of every matplotlib Text that shows a caller's words: `$` is a character, and no setting makes it TeX
+AS_WRITTEN = {"parse_math": False, "usetex": False}
+
 
 def new_axes(ax: Axes, width: float, height: float) -> Axes:
     """Return `ax`, or the Axes of a new figure of this size in inches."""
@@ -53,8 +56,9 @@ def bare(ax: Axes, *sides: str) -> None:
 
 def legend_above(ax: Axes, handles: Sequence[Any], columns: int = 4) -> Any:
     """Put a legend without a frame on top of an Axes, where no data can lie under it."""
-    return ax.legend(
+    legend = ax.legend(
         handles=handles,
+        labels=[handle.get_label() for handle in handles],  # given, so that one with a leading underscore is kept
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
         ncols=columns,
@@ -64,6 +68,9 @@ def legend_above(ax: Axes, handles: Sequence[Any], columns: int = 4) -> Any:
         handletextpad=0.4,
         columnspacing=1.2,
     )
+    for text in legend.get_texts():
+        text.update(AS_WRITTEN)
+    return legend
 
 
 def probability_scale(probabilities: Floats) -> Any:
@@ -117,7 +124,7 @@ def place_labels(ax: Axes, texts: Sequence[tuple[float, float, str, bool]], radi
         place: dict[str, Any] = {"xytext": (radius + 2.5, 0), "ha": "left", "va": "center_baseline"}
         if above:
             place = {"xytext": (0, radius + 1), "ha": "center", "va": "bottom"}
-        drawn.append(ax.annotate(text, (x, y), textcoords="offset points", **place, **kw))
+        drawn.append(ax.annotate(text, (x, y), textcoords="offset points", **{**AS_WRITTEN, **place, **kw}))
     return drawn
 
 

@@ -171,7 +171,8 @@ class VisibilityDisplay:
         if count * room >= 46:
             name = "" if self.labels[row] == str(row) else f" ({self.labels[row]})"
             note = f"bits of row {row}{name}"
-            ax.text(-0.5, top - 0.1 * cell, note, ha="left", va="bottom", fontsize=7, color=c.DARK)
+            looks = {"ha": "left", "va": "bottom", "fontsize": 7, "color": c.DARK, **c.AS_WRITTEN}
+            ax.text(-0.5, top - 0.1 * cell, note, **looks)
 
     def _plot_context(self, ax: Axes, cell: float) -> Any:
         from matplotlib.patches import Rectangle
@@ -194,9 +195,9 @@ class VisibilityDisplay:
         down = int(np.ceil(9 / _points(ax)))
         rows = [n for n in range(0, count, down) if row is None or n == row or abs(n - row) >= down]
         rows += [row] if row is not None and row not in rows else []
-        ax.set_yticks(rows, [self.labels[n] for n in rows], fontsize=7)
+        ax.set_yticks(rows, [self.labels[n] for n in rows], fontsize=7, **c.AS_WRITTEN)
         columns = range(0, count, across)
-        ax.set_xticks(columns, [self.labels[n] for n in columns], fontsize=7)
+        ax.set_xticks(columns, [self.labels[n] for n in columns], fontsize=7, **c.AS_WRITTEN)
         ax.xaxis.tick_top()
         ax.xaxis.set_label_position("top")
         ax.tick_params(length=0)

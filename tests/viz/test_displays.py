@@ -6,6 +6,7 @@ import sys
 from copy import copy
 from io import BytesIO
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 FOLDER = Path(viz.__file__).parent
+SVG_TEXT = "{http://www.w3.org/2000/svg}text"
 MAY_IMPORT = {"containers", "_layout", "_topology", "_check", "errors", "viz"}
 
 
@@ -105,6 +107,34 @@ def test_viz_imports_containers_only(path):
         for name in names:
             assert not name.startswith("ddtree_cupy.") or name.split(".")[1] in MAY_IMPORT, name
         assert not names or node.col_offset > 0 or not names[0].startswith("matplotlib"), names
+
+
+ODD = ["$$", "$x$", "\\alpha", "_a", "<b>", "$\\frac{"]  # matplotlib reads some as mathematics, "_a" as no entry
+
+
+@pytest.mark.parametrize(
+    "display",
+    [
+        viz.TreeDisplay(range(6), [-1, 0, 0, 1, 1, 2], labels=ODD),
+        viz.TreeDisplay(range(5), [-1, 0, 0, 1, 1], labels=ODD.__getitem__, accepted=[0], bonus_token=5),
+        viz.VisibilityDisplay(np.eye(6, dtype=bool), labels=ODD),
+        viz.BenchDisplay(ODD, [1024] * 6, [9.0] * 6),
+    ],
+    ids=["tree", "tree with bonus", "visibility", "bench"],
+)
+def test_plot_draws_texts_as_they_are(display):
+    """Two dollar signs in a token's text raised while drawing, as in matplotlib 20266."""
+    display.plot()
+    file = BytesIO()
+    with plt.rc_context({"svg.fonttype": "none"}):  # texts stay texts
+        display.figure_.savefig(file, format="svg")
+    drawn = ["".join(node.itertext()) for node in ElementTree.fromstring(file.getvalue()).iter(SVG_TEXT)]
+    assert set(ODD) <= set(drawn)
+
+
+def test_plot_draws_the_name_of_a_row_as_it_is():
+    display = draw(viz.VisibilityDisplay(np.eye(12, dtype=bool), labels=["$$"] * 12).plot(row=3))
+    assert "bits of row 3 ($$)" in texts(display.ax_.texts)
 
 
 # trees
