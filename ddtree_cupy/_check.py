@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 
@@ -30,6 +31,19 @@ def refuse_odd_array(function: str, name: str, array: Any) -> None:
         raise DTypeError(
             f"{function}: `{name}` is a numpy.matrix, expected a plain array: numpy.asarray({name}) makes one"
         )
+
+
+def host_array(function: str, name: str, values: Any) -> npt.NDArray[Any]:
+    """Return an array_like as a NumPy array, without a copy where possible; any dtype, for the caller to check."""
+    refuse_odd_array(function, name, values)
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise ShapeError(f"{function}: `{name}` is ragged, expected lists of equal length") from None
+    except (TypeError, RuntimeError):
+        raise DTypeError(
+            f"{function}: `{name}` is {type(values).__name__} of {library_of(values)}, expected an array on the host"
+        ) from None
 
 
 class Checker:

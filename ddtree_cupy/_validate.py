@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy import _topology
-from ddtree_cupy._check import FLOATS_AND_F64, Checker, refuse_odd_array
+from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array
 from ddtree_cupy.errors import ArgumentError, DTypeError
 
 Array = Any
@@ -19,8 +19,7 @@ def at_least(function: str, name: str, value: Any, low: int) -> None:
 
 def as_int32(function: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.int32]:
     """Return integers of any width as int32; floats, bools and values outside int32 raise."""
-    refuse_odd_array(function, name, values)
-    array = np.asarray(values)
+    array = host_array(function, name, values)
     if array.size == 0:
         return array.astype(np.int32)
     if array.dtype.kind not in "iu":

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy import _layout, _topology, _validate
-from ddtree_cupy._check import FLOATS_AND_F64, Checker, library_of, refuse_odd_array
+from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array, library_of
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import DTypeError, ShapeError
 
@@ -151,8 +151,7 @@ class Visibility(Arrays):
                 "Visibility.from_dense: `visibility` is a CuPy array, expected a NumPy array; cupy.asnumpy(visibility) "
                 "makes one"
             )
-        refuse_odd_array("Visibility.from_dense", "visibility", visibility)
-        visibility = np.asarray(visibility)
+        visibility = host_array("Visibility.from_dense", "visibility", visibility)
         if visibility.dtype != np.bool_:
             raise DTypeError(f"Visibility.from_dense: `visibility` has dtype {visibility.dtype}, expected bool")
         if visibility.ndim not in (2, 3) or visibility.shape[-1] != visibility.shape[-2]:

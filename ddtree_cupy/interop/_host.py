@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, library_of, refuse_odd_array
+from ddtree_cupy._check import Checker, host_array, library_of
 from ddtree_cupy.containers import Candidates, DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
@@ -74,13 +74,7 @@ def addressable(function: str, name: str, shape: tuple[int, ...], itemsize: int 
 
 def integer_array(function: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:
     """Return an integer, or integers nested to equal lengths, as an integer array."""
-    refuse_odd_array(function, name, values)
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ShapeError(f"{function}: `{name}` is ragged, expected lists of equal length") from None
-    except (TypeError, RuntimeError):
-        raise DTypeError(f"{function}: `{name}` is {type(values).__name__}, expected host integers") from None
+    array = host_array(function, name, values)
     if array.dtype.kind == "O":
         raise DTypeError(f"{function}: `{name}` holds something else than integers of at most 64 bits")
     if array.size and array.dtype.kind not in "iu":

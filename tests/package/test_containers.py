@@ -120,6 +120,13 @@ def test_from_parents_takes_empty_batches(shape):
     assert tree.num_nodes.tolist() == [0] * shape[0]
 
 
+class NotOnHost:
+    """An array that refuses to be copied to the host without being asked, as CuPy's do."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("implicit conversion is not allowed")
+
+
 @pytest.mark.parametrize(
     ("token_ids", "parents", "error", "named"),
     [
@@ -138,6 +145,14 @@ def test_from_parents_takes_empty_batches(shape):
         ([1, 2], [-1.0, 0.0], DTypeError, "parents"),
         ([True, False], [-1, 0], DTypeError, "token_ids"),
         ([1, 2**31], [-1, 0], ArgumentError, "token_ids"),
+        ([[1], [2, 3]], [[-1], [-1, 0]], ShapeError, "from_parents: `token_ids` is ragged, expected lists of equal"),
+        ([1, 2], [[-1], 0], ShapeError, "from_parents: `parents` is ragged"),
+        ([1, 2**70], [-1, 0], DTypeError, "token_ids"),
+        (["a", "b"], [-1, 0], DTypeError, "token_ids"),
+        (np.ma.masked_array([1, 2]), [-1, 0], DTypeError, "from_parents: `token_ids` is a masked array"),
+        ([1, 2], np.ma.masked_array([-1, 0]), DTypeError, "from_parents: `parents` is a masked array"),
+        (np.ones((1, 1), int).view(np.matrix), [[-1]], DTypeError, "from_parents: `token_ids` is a numpy.matrix"),
+        (NotOnHost(), [-1, 0], DTypeError, "from_parents: `token_ids` is NotOnHost.*on the host"),
     ],
 )
 def test_from_parents_rejects(token_ids, parents, error, named):
@@ -280,6 +295,9 @@ def test_visibility_is_identical_in_a_smaller_batch():
         (np.ones((2, 2), bool), -1, ArgumentError),
         (np.ones((2, 2), bool), [1, 2], ShapeError),
         (np.ones((2, 2, 2), bool), 1, ShapeError),
+        ([[True], [True, False]], None, ShapeError),
+        (np.ma.masked_array(np.ones((2, 2), bool)), None, DTypeError),
+        (np.ones((1, 2, 2), bool), [[1], 2], ShapeError),
     ],
 )
 def test_from_dense_rejects(visibility, num_nodes, error):
@@ -360,6 +378,7 @@ def test_paged_kv_allocate_rejects(arguments, error, named):
         ({"context_lens": 4}, ArgumentError, "context_lens"),
         ({"context_lens": -1}, ArgumentError, "context_lens"),
         ({"context_lens": [1]}, ArgumentError, "context_lens"),
+        ({"context_lens": [[1], 2]}, ShapeError, "context_lens"),
     ],
 )
 def test_paged_kv_from_dense_rejects(changes, error, named):
