@@ -118,20 +118,20 @@ def _walk(request: int, next_token: list[int], next_sibling: list[int]) -> list[
     for parent in range(count):  # a parent comes before its children, so node order reaches every node in time
         if parents[parent] == -2:
             continue
-        before, child = parent, next_token[parent]
+        child = next_token[parent]
         while child != -1:
-            if not before < child < count:
-                after = "its parent" if before == parent else "the sibling before it"
+            if not parent < child < count:
                 raise UnsupportedError(
-                    f"from_sglang: node {parent} of request {request} links to child {child}, expected {before} < "
-                    f"child < {count}: a node comes after {after}, {before}"
+                    f"from_sglang: node {parent} of request {request} links to child {child}, expected {parent} < "
+                    f"child < {count}: a node comes after its parent"
                 )
             if parents[child] != -2:
                 raise ArgumentError(
-                    f"from_sglang: node {child} of request {request} is a child of nodes {parents[child]} and {parent}"
+                    f"from_sglang: node {child} of request {request} is a child of nodes {parents[child]} and "
+                    f"{parent}, or linked twice"
                 )
             parents[child] = parent
-            before, child = child, next_sibling[child]
+            child = next_sibling[child]
     return parents
 
 
@@ -197,18 +197,25 @@ def from_sglang(
     Returns
     -------
     tree : DraftTree
-        Batched, N = D. Rows at the end that no link reaches are padding; path_scores None.
+        Batched, N = D; node i is row i of its request. Rows at the end that no link reaches are padding; path_scores
+        None.
     context_lens : int32 array, shape (B)
         The position of the root.
 
     Raises
     ------
     UnsupportedError
-        A node without a link before linked ones, children or siblings out of node order, rows in another order
-        than b * D + i, token ids or lengths beyond int32, a mask that hides context.
+        A node without a link before linked ones, a child before its parent, rows in another order than b * D + i,
+        token ids or lengths beyond int32, a mask that hides context.
     ShapeError, DTypeError, ArgumentError
         Missing arrays, shapes that do not fit, a node with two parents, siblings that share a token, positions or
         a mask that do not follow from the links.
+
+    Notes
+    -----
+    Siblings may be linked in any order, also one that runs against their rows. The tree links them by ascending row,
+    as every DraftTree does; the walk takes the same path, since their tokens are distinct, and nodes keep their
+    numbers, so that results go back by `to_sglang_accept` as they are.
 
     Examples
     --------

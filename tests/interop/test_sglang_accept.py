@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ddtree_cupy import AcceptResult, accept
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.interop import from_sglang_accept, to_sglang, to_sglang_accept
+from ddtree_cupy.interop import from_sglang, from_sglang_accept, to_sglang, to_sglang_accept
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import draft_trees
 from tests.interop.cases import PARENTS, T6, TOKENS, batch_of, batched, ints
@@ -57,6 +57,35 @@ def test_to_sglang_accept_matches_a_walk_over_its_links(drawn):
         assert (found["accept_index"][request, len(rows) :] == -1).all()
         assert found["accept_token_num"][request] == len(rows) - 1
         assert found["predicts"][rows].tolist() == predicted
+
+
+@given(accepted_trees(), seeds)
+def test_from_sglang_is_invariant_under_the_order_of_siblings(drawn, seed):
+    """SGLang's own vectors link siblings in orders of their own, say 4 and then 1."""
+    tree, targets = drawn
+    random = np.random.default_rng(seed)
+    links = to_sglang(tree, np.zeros(len(targets), int), pad_token_id=5)
+    for request, node in np.argwhere(links["retrieve_next_token"] >= 0):
+        children = random.permutation(np.flatnonzero(tree.parents[request] == node))
+        links["retrieve_next_token"][request, node] = children[0]
+        links["retrieve_next_sibling"][request, children] = [*children[1:], -1]
+    found, _ = from_sglang(links)
+    assert_identical(found, tree)
+    back = to_sglang_accept(accept(found, targets), found)
+    for request in range(len(targets)):
+        rows, predicted = walk(links, request, targets.ravel())
+        assert back["accept_index"][request, : len(rows)].tolist() == rows
+        assert back["predicts"][rows].tolist() == predicted
+
+
+def test_from_sglang_takes_children_that_are_linked_4_then_1():
+    tree = batch_of(([7, 10, 20, 21, 11], [-1, 0, 1, 1, 0]))
+    links = to_sglang(tree, 3)
+    links["retrieve_next_token"][0, 0] = 4
+    links["retrieve_next_sibling"][0] = [-1, -1, 3, -1, 1]
+    found, _ = from_sglang(links)
+    assert_identical(found, tree)
+    assert to_sglang(found, 3)["retrieve_next_token"].tolist() == [[1, 2, -1, -1, -1]]
 
 
 def test_sglang_accept_of_t6():
