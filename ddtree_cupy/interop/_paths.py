@@ -17,8 +17,12 @@ def sort_key(path: Path) -> tuple[int, Path]:
     return len(path), path
 
 
-def rank_paths(function: str, tree: DraftTree, candidates: Candidates | None) -> list[Path]:
-    """Return the rank path of every node below the root, in node order."""
+def rank_paths(function: str, tree: DraftTree, candidates: Candidates | None, in_order: bool) -> list[Path]:
+    """Return the rank path of every node below the root, in node order.
+
+    A tree holds tokens, not ranks: they come from `candidates`, or are the places among the siblings where those are
+    known to be the first candidates in order, because best_first_tree made the tree or the caller says so.
+    """
     batched = tree_on_host(function, tree)
     if tree.is_batched:
         raise UnsupportedError(
@@ -31,6 +35,12 @@ def rank_paths(function: str, tree: DraftTree, candidates: Candidates | None) ->
             f"{function}: `tree` has {count} nodes, but this form lists at least one besides the root"
         )
     table = None if candidates is None else candidates_on_host(function, candidates)
+    if table is None and tree.path_scores is None and not in_order:
+        raise UnsupportedError(
+            f"{function}: `candidates` is None and `tree` has no path scores, so the ranks of its tokens are unknown; "
+            f"pass the `candidates` it was made of, or in_order=True when the children of every node are its first "
+            f"candidates in order"
+        )
     if table is not None and table.is_batched:
         raise ShapeError(f"{function}: `candidates` has a request axis and `tree` has none")
     paths: list[Path] = [()]

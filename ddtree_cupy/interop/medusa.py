@@ -11,7 +11,12 @@ from ddtree_cupy.interop._paths import checked_paths, rank_paths, sort_key, tree
 
 
 def to_medusa_choices(
-    tree: DraftTree, candidates: Candidates | None = None, *, top_k: int = 10, num_heads: int | None = None
+    tree: DraftTree,
+    candidates: Candidates | None = None,
+    *,
+    in_order: bool = False,
+    top_k: int = 10,
+    num_heads: int | None = None,
 ) -> list[list[int]]:
     """Return the tree as Medusa choices: for every node below the root its path of ranks, from the root down.
 
@@ -20,9 +25,11 @@ def to_medusa_choices(
     tree : DraftTree
         One request, at least one node besides the root.
     candidates : Candidates, optional
-        Where the ranks come from: a node's rank is the place of its token among the candidates of its depth. Without
-        them the rank is the place among its siblings, which is right for trees that take candidates in order
-        (`best_first_tree` does).
+        Where the ranks come from: a node's rank is the place of its token among the candidates of its depth. Trees
+        with path scores do without: `best_first_tree` takes candidates in order.
+    in_order : bool
+        Says of another tree, without candidates, that the children of every node are its first candidates in order,
+        so that a rank is the place among the siblings.
     top_k : int
         Candidates a head offers; Medusa's buffers are built for 10, and rank 10 would name the next head's first.
     num_heads : int, optional
@@ -36,8 +43,8 @@ def to_medusa_choices(
     Raises
     ------
     UnsupportedError
-        A batch (the tree is shared by all requests), a lone root, a token without a rank, a rank of `top_k` or
-        more, or a path longer than `num_heads`.
+        A batch (the tree is shared by all requests), a lone root, ranks that nothing tells, a token without a rank,
+        a rank of `top_k` or more, or a path longer than `num_heads`.
     ShapeError, DTypeError, ArgumentError
         Candidates that do not fit, arrays on a GPU.
 
@@ -48,14 +55,14 @@ def to_medusa_choices(
 
     Examples
     --------
-    >>> to_medusa_choices(DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0]))
+    >>> to_medusa_choices(DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0]), in_order=True)
     [[0], [0, 0], [1]]
     """
     function = "to_medusa_choices"
     check = Checker(function)
     limit = check.integer("top_k", top_k, low=1)
     heads = None if num_heads is None else check.integer("num_heads", num_heads, low=1)
-    paths = rank_paths(function, tree, candidates)
+    paths = rank_paths(function, tree, candidates, in_order)
     for node, path in enumerate(paths, start=1):
         if path[-1] >= limit:
             raise UnsupportedError(

@@ -25,15 +25,21 @@ def _check_uniform(function: str, paths: list[Path]) -> None:
                 )
 
 
-def to_vllm_token_tree(tree: DraftTree, candidates: Candidates | None = None, *, require_uniform: bool = True) -> str:
+def to_vllm_token_tree(
+    tree: DraftTree,
+    candidates: Candidates | None = None,
+    *,
+    in_order: bool = False,
+    require_uniform: bool = True,
+) -> str:
     """Return the tree as the string vLLM took as `speculative_token_tree`.
 
     Parameters
     ----------
     tree : DraftTree
         One request, at least one node besides the root.
-    candidates : Candidates, optional
-        Where the ranks come from, as in `to_medusa_choices`; without them the place among the siblings.
+    candidates, in_order
+        Where the ranks come from, as in `to_medusa_choices`.
     require_uniform : bool
         Whether to refuse trees that vLLM parsed but did not draft: it gave every node of a level the same number
         of children. Forks lift that.
@@ -47,8 +53,8 @@ def to_vllm_token_tree(tree: DraftTree, candidates: Candidates | None = None, *,
     Raises
     ------
     UnsupportedError
-        A batch (the tree is shared by all requests), a lone root, a token without a rank, or a tree that is not
-        uniform by level.
+        A batch (the tree is shared by all requests), a lone root, ranks that nothing tells, a token without a rank,
+        or a tree that is not uniform by level.
     ShapeError, DTypeError, ArgumentError
         Candidates that do not fit, arrays on a GPU.
 
@@ -60,11 +66,11 @@ def to_vllm_token_tree(tree: DraftTree, candidates: Candidates | None = None, *,
 
     Examples
     --------
-    >>> to_vllm_token_tree(DraftTree.from_parents([7, 10, 20, 21], [-1, 0, 1, 1]))
+    >>> to_vllm_token_tree(DraftTree.from_parents([7, 10, 20, 21], [-1, 0, 1, 1]), in_order=True)
     '[(0,), (0, 0), (0, 1)]'
     """
     function = "to_vllm_token_tree"
-    paths = sorted(rank_paths(function, tree, candidates), key=sort_key)
+    paths = sorted(rank_paths(function, tree, candidates, in_order), key=sort_key)
     if require_uniform:
         _check_uniform(function, paths)
     return str(paths)

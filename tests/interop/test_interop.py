@@ -23,7 +23,7 @@ TO_FORMS = {
     "to_sglang_mask": lambda tree: interop.to_sglang_mask(tree, 3),
     "to_tensorrt_llm": lambda tree: interop.to_tensorrt_llm(tree),
     "to_tensorrt_llm_mask": lambda tree: interop.to_tensorrt_llm_mask(tree),
-    "to_vllm_token_tree": lambda tree: interop.to_vllm_token_tree(tree, require_uniform=False),
+    "to_vllm_token_tree": lambda tree: interop.to_vllm_token_tree(tree, CANDIDATES, require_uniform=False),
     "tree_from_visibility": lambda tree: interop.tree_from_visibility(tree, ints(TOKENS)),
 }
 

@@ -61,7 +61,7 @@ def test_ranks_of_best_first_trees_are_their_places_among_siblings(candidates):
 
 
 def test_medusa_choices_of_t6():
-    assert to_medusa_choices(T6) == PATHS
+    assert to_medusa_choices(T6, in_order=True) == PATHS
     assert to_medusa_choices(T6, CANDIDATES) == PATHS
     found = from_medusa_choices(PATHS, CANDIDATES, root_token_ids=ROOT)
     assert found.token_ids.tolist() == [ROOT, 10, 11, 20, 21, 20]
@@ -72,9 +72,9 @@ def test_medusa_choices_of_t6():
 def test_vllm_token_tree_of_t6():
     """Node (0,) has two children and (1,) one: the string says so, but vLLM drafted one number a level."""
     text = "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"
-    assert to_vllm_token_tree(T6, require_uniform=False) == text
+    assert to_vllm_token_tree(T6, in_order=True, require_uniform=False) == text
     with pytest.raises(UnsupportedError, match=r"node \(1,\) has 1 children.*ranks 0 to 1.*depth 1"):
-        to_vllm_token_tree(T6)
+        to_vllm_token_tree(T6, in_order=True)
     assert from_vllm_token_tree(text, CANDIDATES, root_token_ids=ROOT).token_ids.tolist() == [ROOT, 10, 11, 20, 21, 20]
 
 
@@ -88,15 +88,26 @@ def test_vllm_token_tree_of_t6():
     ],
 )
 def test_uniform_trees_pass(parents, text):
-    assert to_vllm_token_tree(DraftTree.from_parents(np.arange(len(parents)), parents)) == text
+    assert to_vllm_token_tree(DraftTree.from_parents(np.arange(len(parents)), parents), in_order=True) == text
 
 
 def test_ranks_come_from_candidates_when_siblings_skip_one():
     tree = DraftTree.from_parents([ROOT, 11, 22], [-1, 0, 1])
     assert to_medusa_choices(tree, CANDIDATES) == [[1], [1, 2]]
-    assert to_medusa_choices(tree) == [[0], [0, 0]]
+    assert to_medusa_choices(tree, in_order=True) == [[0], [0, 0]]  # the caller's word, not true here
     with pytest.raises(UnsupportedError, match=r"node \(\) has 1 children"):
         to_vllm_token_tree(tree, CANDIDATES)
+
+
+@pytest.mark.parametrize("choices", [[[0], [0, 1], [0, 1, 1]], [[0], [0, 0], [0, 1], [0, 1, 1]]])
+def test_ranks_that_a_tree_does_not_tell_are_refused(choices):
+    """The tree of (0, 1, 1) without (0, 1, 0) holds the same parents as that of (0, 1, 0) without (0, 1, 1)."""
+    table = CANDIDATES._map(lambda array: array[[0, 1, 1]])
+    tree = from_medusa_choices(choices, table, root_token_ids=ROOT)
+    assert to_medusa_choices(tree, table) == choices
+    for convert in (to_medusa_choices, to_vllm_token_tree):
+        with pytest.raises(UnsupportedError, match="the ranks of its tokens are unknown; pass the `candidates`"):
+            convert(tree)
 
 
 def test_one_static_tree_serves_a_batch_of_candidates():
@@ -112,8 +123,16 @@ STAR = DraftTree.from_parents(np.arange(12), [-1] + [0] * 11)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: to_medusa_choices(STAR), UnsupportedError, "node 11 has rank 10 at depth 1, but a head offers 10"),
-        (lambda: to_medusa_choices(T6, num_heads=1), UnsupportedError, "node 2 lies at depth 2, deeper than 1 heads"),
+        (
+            lambda: to_medusa_choices(STAR, in_order=True),
+            UnsupportedError,
+            "node 11 has rank 10 at depth 1, but a head offers 10",
+        ),
+        (
+            lambda: to_medusa_choices(T6, CANDIDATES, num_heads=1),
+            UnsupportedError,
+            "node 2 lies at depth 2, deeper than 1 heads",
+        ),
         (lambda: to_medusa_choices(T6.with_batch()), UnsupportedError, "one static tree that all requests share"),
         (lambda: to_vllm_token_tree(T6.with_batch()), UnsupportedError, "one static tree"),
         (
@@ -199,6 +218,6 @@ def test_from_vllm_token_tree_rejects_text(text, error, message):
 
 
 def test_the_string_is_a_literal_of_tuples():
-    assert ast.literal_eval(to_vllm_token_tree(T6, require_uniform=False)) == sorted(
+    assert ast.literal_eval(to_vllm_token_tree(T6, CANDIDATES, require_uniform=False)) == sorted(
         map(tuple, PATHS), key=lambda p: (len(p), p)
     )
