@@ -14,10 +14,12 @@
 // Work       grid (B * N), block 128 or 512 (sample_targets 256 or 512): a block owns a row. sample_targets cuts it
 //            into 256 segments in id order, shared out to the warps; then one warp finds the segment and walks it, 32
 //            ids at a time.
-// Numerics   argmax compares bits, exact in every dtype (subnormals count, -0.0 equals 0.0). Weights are float32 within
-//            4e-7 relative (the exponent is a float32 pair, so that large ones lose nothing), their sums float64; below
-//            exp(-104) they are 0. Hence the draw is the reference's unless u * total lies within 1e-6 * total of an
-//            edge. Sums do not depend on the block size.
+// Numerics   argmax compares bits, exact in every dtype (subnormals count, -0.0 equals 0.0). In sample_targets float32
+//            subnormals count as 0, with and without -ftz. Weights are float32 within 4e-7 relative, their sums
+//            float64; below the range of float32 they are 0. The exponent is a float32 pair, so that large ones lose
+//            nothing; for temperatures outside 2^-100 .. 2^100, where differences or quotients may leave the range of
+//            float32, it is a float64. Hence the draw is the reference's unless u * total lies within 1e-6 * total of
+//            an edge. Sums do not depend on the block size.
 // Requires   checked shapes and strides. Values are not trusted: num_nodes is clamped, any u and temperature end.
 // Speed      greedy reads each logit once: 65 x 163840 bf16 is 21 MB, predicted 9 us on an H200 (65 of 132 processors).
 //            Sampling reads them again from L2 and takes 25 instructions each, 16 us of one processor a row: 30 us.
@@ -73,24 +75,45 @@ __global__ void __launch_bounds__(512)
   if (threadIdx.x == 0) token_ids[blockIdx.x] = token;
 }
 
-// A number as the sum of two float32.
-struct Pair {
+// 1 / temperature as the sum of two float32 where these serve for all logits, else as a float64.
+struct Inverse {
   float high;
   float low;
+  double wide;
+  bool is_wide;
 };
 
-// exp((logit - largest) * inverse_temperature)
-__device__ __forceinline__ float weight(float logit, float largest, Pair inverse_temperature) {
+__device__ __forceinline__ Inverse inverse_of(double temperature) {
+  const double wide = 1.0 / temperature;
+  const float high = (float)wide;
+  const bool is_wide = !(temperature >= 0x1p-100 && temperature <= 0x1p100);  // NaN too
+  return {high, (float)(wide - (double)high), wide, is_wide};
+}
+
+// The float64 of the same value; the plain conversion takes subnormals for 0 where they are flushed.
+__device__ __forceinline__ double widened(float positive) {
+  const unsigned bits = __float_as_uint(positive);
+  return (bits & 0x7f800000u) == 0 ? (double)(bits & 0x7fffffu) * 0x1p-149 : (double)positive;
+}
+
+// exp((logit - largest) * inverse); `largest` is no subnormal
+__device__ __forceinline__ float weight(float logit, float largest, const Inverse& inverse) {
+  if (inverse.is_wide) {
+    const double below = (double)canonical(logit) - (double)largest;
+    const double exponent = below == 0.0 ? 0.0 : below * inverse.wide;  // whatever the temperature
+    if (!(exponent > -104.0)) return 0.0f;
+    const float high = (float)exponent;
+    return expf(high) * (1.0f + (float)(exponent - (double)high));
+  }
   const float below = __fsub_rn(logit, largest);
-  if (below == 0.0f) return 1.0f;  // whatever the temperature
-  const float exponent = __fmul_rn(below, inverse_temperature.high);
-  if (!(exponent > -104.0f)) return 0.0f;  // -inf, or NaN from -inf * 0
+  if (below == 0.0f) return 1.0f;
+  const float exponent = __fmul_rn(below, inverse.high);
+  if (!(exponent > -104.0f)) return 0.0f;  // -inf, or NaN
 
   // what rounding took from the difference and from the product
   const float back = __fsub_rn(below, logit);
   const float below_low = __fsub_rn(__fsub_rn(logit, __fsub_rn(below, back)), __fadd_rn(largest, back));
-  const float low = fmaf(below, inverse_temperature.high, -exponent) + below * inverse_temperature.low +
-                    below_low * inverse_temperature.high;
+  const float low = fmaf(below, inverse.high, -exponent) + below * inverse.low + below_low * inverse.high;
   return expf(exponent) * (1.0f + low);
 }
 
@@ -111,7 +134,7 @@ __device__ __forceinline__ double sum_up_to_lane(double x) {
 // The id drawn from a row whose segments have these sums; called by one warp.
 template <class T>
 __device__ __forceinline__ int draw(const T* logits, int V, const double* segment_sums, int segment_size, double u,
-                                    float largest, Pair inverse_temperature) {
+                                    float largest, const Inverse& inverse) {
   const int lane = threadIdx.x % WARP_SIZE;
   double of_lane = 0.0;
   for (int i = 0; i < SEGMENTS_PER_LANE; ++i) of_lane += segment_sums[lane * SEGMENTS_PER_LANE + i];
@@ -140,7 +163,7 @@ __device__ __forceinline__ int draw(const T* logits, int V, const double* segmen
   const int end = min((segment + 1) * segment_size, V);
   for (int base = segment * segment_size; base < end; base += WARP_SIZE) {
     const int id = base + lane;
-    const float of_id = id < end ? weight(to_float(logits[id]), largest, inverse_temperature) : 0.0f;
+    const float of_id = id < end ? weight(to_float(logits[id]), largest, inverse) : 0.0f;
     const double up_to_id = before + sum_up_to_lane((double)of_id);
     const unsigned weighty = __ballot_sync(FULL_WARP, of_id > 0.0f);
     const unsigned found = __ballot_sync(FULL_WARP, of_id > 0.0f && up_to_id > target);
@@ -168,17 +191,15 @@ __global__ void __launch_bounds__(512, 2)
   const T* logits = target_logits + request * request_stride + node * node_stride;
   const unsigned long long best =
       is_used(num_nodes, num_nodes_of_all, request, node, N) ? row_argmax(logits, V, totals) : 0;
-  const float largest = from_ordered_bits((unsigned)(best >> 32));
+  const float largest = canonical(from_ordered_bits((unsigned)(best >> 32)));
   if (best == 0 || largest == POSITIVE_INFINITY) {
     if (threadIdx.x == 0) token_ids[blockIdx.x] = -1;
     return;
   }
   double temperature = temperature_of_all;
-  if (temperatures_f32 != nullptr) temperature = (double)temperatures_f32[request];
+  if (temperatures_f32 != nullptr) temperature = widened(temperatures_f32[request]);
   if (temperatures_f64 != nullptr) temperature = temperatures_f64[request];
-  Pair inverse_temperature;
-  inverse_temperature.high = (float)(1.0 / temperature);
-  inverse_temperature.low = (float)(1.0 / temperature - (double)inverse_temperature.high);
+  const Inverse inverse = inverse_of(temperature);
 
   // every warp sums segments
   const int segment_size = ((V + SEGMENTS - 1) / SEGMENTS + WARP_SIZE - 1) / WARP_SIZE * WARP_SIZE;
@@ -187,7 +208,7 @@ __global__ void __launch_bounds__(512, 2)
     double sum = 0.0;
 #pragma unroll 8
     for (int id = segment * segment_size + lane; id < end; id += WARP_SIZE)
-      sum += (double)weight(to_float(logits[id]), largest, inverse_temperature);
+      sum += (double)weight(to_float(logits[id]), largest, inverse);
     if (segment * segment_size < V) sum = warp_sum(sum);
     if (lane == 0) segment_sums[segment] = sum;
   }
@@ -195,6 +216,6 @@ __global__ void __launch_bounds__(512, 2)
 
   if (threadIdx.x >= WARP_SIZE) return;
   const double u = uniforms_f64 != nullptr ? uniforms_f64[blockIdx.x] : (double)uniforms_f32[blockIdx.x];
-  const int token = draw(logits, V, segment_sums, segment_size, u, largest, inverse_temperature);
+  const int token = draw(logits, V, segment_sums, segment_size, u, largest, inverse);
   if (lane == 0) token_ids[blockIdx.x] = token;
 }

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy._dispatch import backend_of
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
 Array = Any
 
@@ -60,23 +60,33 @@ def counts_of(check: Checker, logits: Array, num_nodes: int | Array) -> npt.NDAr
     return counts
 
 
-def check_rows(check: Checker, logits: Array, counts: Array, uniforms: Array | None = None) -> None:
-    """Raise for valid rows without a target; with `uniforms` also for +inf and for draws outside [0, 1)."""
+def raises_for_bad_rows(check: Checker, on_bad_row: str, backend: str) -> bool:
+    """Whether a row without a target is an error; kernels can only mark it."""
+    check.choice("on_bad_row", on_bad_row, ("auto", "raise", "mark"))
+    if backend != "numpy" and on_bad_row == "raise":
+        raise UnsupportedError(
+            f"{check.function}: `on_bad_row` is 'raise', which a kernel cannot do without waiting for the device; "
+            f"expected 'mark' (-1 in such rows) or 'auto'"
+        )
+    return on_bad_row != "mark"
+
+
+def check_rows(check: Checker, token_ids: Array, counts: Array, bad: str) -> None:
+    """Raise for the first valid row that got no target."""
+    missing = (token_ids < 0) & (np.arange(token_ids.shape[1]) < counts[:, None])
+    if missing.any():
+        request, node = np.argwhere(missing)[0]
+        raise ArgumentError(
+            f"{check.function}: `target_logits` of request {request} holds {bad} at node {node}; on_bad_row='mark' "
+            f"gives -1 there"
+        )
+
+
+def check_uniforms(check: Checker, uniforms: Array, counts: Array) -> None:
+    """Raise for draws of valid rows outside [0, 1)."""
     for b, count in enumerate(counts):
-        rows = logits[b, :count]
-        largest = rows.max(axis=1, initial=-np.inf)
-        if uniforms is None:
-            if np.isnan(rows).any() or (largest == -np.inf).any():
-                raise ArgumentError(
-                    f"{check.function}: `target_logits` of request {b} holds NaN or a row without a value above -inf"
-                )
-            continue
         if not np.all((uniforms[b, :count] >= 0) & (uniforms[b, :count] < 1)):
             raise ArgumentError(f"{check.function}: `uniforms` of request {b} leaves [0, 1)")
-        if not np.all(np.isfinite(largest)):
-            raise ArgumentError(
-                f"{check.function}: `target_logits` of request {b} holds NaN, +inf or a row without a value above -inf"
-            )
 
 
 def check_sampling(

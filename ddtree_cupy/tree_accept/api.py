@@ -21,7 +21,9 @@ from ddtree_cupy.tree_accept._arguments import (
     check_sampling,
     check_targets,
     check_targets_out,
+    check_uniforms,
     counts_of,
+    raises_for_bad_rows,
     temperatures_of,
     with_batch,
 )
@@ -33,6 +35,7 @@ def greedy_targets(
     target_logits: Array,
     *,
     num_nodes: int | Array | None = None,
+    on_bad_row: str = "auto",
     out: Array | None = None,
     workspace: Array | None = None,
     checked: bool = True,
@@ -45,6 +48,9 @@ def greedy_targets(
         Whatever the target finally decides by: penalties and grammar masks belong in here, row by node.
     num_nodes : int, or int32 array, shape ([B]), default N
         Valid rows; later rows are not read.
+    on_bad_row : "auto", "raise" or "mark"
+        For a valid row that holds NaN or nothing above -inf: "raise" is an ArgumentError, "mark" gives -1, which ends
+        the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
         Array to write the result into.
     workspace : array, optional
@@ -55,12 +61,18 @@ def greedy_targets(
     Returns
     -------
     int32 array, shape ([B,] N)
-        -1 for rows from num_nodes on.
+        -1 for rows from num_nodes on, and for bad rows that are marked.
 
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        NumPy: also for a valid row that holds NaN or nothing above -inf; a kernel gives -1 there.
+        The message names the argument, what it is and what was expected.
+    UnsupportedError
+        `on_bad_row="raise"` for a kernel.
+
+    Notes
+    -----
+    Logits are compared exactly: subnormals count, -0.0 equals 0.0. `sample_targets` calls more rows bad: +inf too.
 
     Examples
     --------
@@ -69,11 +81,13 @@ def greedy_targets(
     """
     check = Checker("greedy_targets")
     backend, batched, num_nodes = check_targets(check, target_logits, num_nodes, checked)
+    raises = raises_for_bad_rows(check, on_bad_row, backend)
     logits = target_logits if batched else target_logits[None]
     if backend == "numpy":
         counts = counts_of(check, logits, num_nodes)
-        check_rows(check, logits, counts)
         token_ids = reference.greedy_targets(logits, num_nodes=counts)
+        if raises:
+            check_rows(check, token_ids, counts, "NaN or nothing above -inf")
         return _deliver("greedy_targets", token_ids if batched else token_ids[0], out)
     if checked:
         check_targets_out(check, target_logits, out)
@@ -88,6 +102,7 @@ def sample_targets(
     *,
     temperature: float | Array,
     num_nodes: int | Array | None = None,
+    on_bad_row: str = "auto",
     out: Array | None = None,
     workspace: Array | None = None,
     checked: bool = True,
@@ -107,6 +122,9 @@ def sample_targets(
         Larger than 0.
     num_nodes : int, or int32 array, shape ([B]), default N
         Valid rows; later rows are not read.
+    on_bad_row : "auto", "raise" or "mark"
+        For a valid row that holds NaN, +inf or nothing above -inf: "raise" is an ArgumentError, "mark" gives -1, which
+        ends the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
         Array to write the result into.
     workspace : array, optional
@@ -117,16 +135,21 @@ def sample_targets(
     Returns
     -------
     int32 array, shape ([B,] N)
-        -1 for rows from num_nodes on.
+        -1 for rows from num_nodes on, and for bad rows that are marked.
 
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        NumPy: also for a valid row that holds NaN, +inf or nothing above -inf (a kernel gives -1 there), for u
-        outside [0, 1) and for a temperature that is not above 0.
+        The message names the argument, what it is and what was expected. NumPy: also for u outside [0, 1) and for a
+        temperature that is not above 0.
+    UnsupportedError
+        `on_bad_row="raise"` for a kernel.
 
     Notes
     -----
+    float32 subnormals among the logits count as 0, on every backend; differences and quotients are taken in float64
+    or as exactly as a draw needs, so that any finite logits and any temperature > 0 are legal. `greedy_targets` takes
+    rows with +inf.
     `accept` on these tokens is lossless: the committed text has exactly the target's distribution.
     A kernel's draw is the reference's unless u * total lies within 1e-6 * total of an edge.
 
@@ -138,14 +161,17 @@ def sample_targets(
     """
     check = Checker("sample_targets")
     backend, batched, num_nodes = check_targets(check, target_logits, num_nodes, checked, uniforms=uniforms)
+    raises = raises_for_bad_rows(check, on_bad_row, backend)
     temperature = check_sampling(check, backend, batched, uniforms, temperature, checked)
     logits = target_logits if batched else target_logits[None]
     draws = uniforms if batched else uniforms[None]
     if backend == "numpy":
         counts = counts_of(check, logits, num_nodes)
-        check_rows(check, logits, counts, uniforms=draws)
+        check_uniforms(check, draws, counts)
         temperatures = temperatures_of(check, temperature, len(counts))
         token_ids = reference.sample_targets(logits, draws, temperature=temperatures, num_nodes=counts)
+        if raises:
+            check_rows(check, token_ids, counts, "NaN, +inf or nothing above -inf")
         return _deliver("sample_targets", token_ids if batched else token_ids[0], out)
     if checked:
         check_targets_out(check, target_logits, out)

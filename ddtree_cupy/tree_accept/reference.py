@@ -16,16 +16,25 @@ from ddtree_cupy.errors import ArgumentError
 Array = Any
 
 
+VALUES_AT_ONCE = 1 << 20  # rows of logits are widened in blocks of about this many values
+SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
+
+
 def greedy_targets(target_logits: Array, *, num_nodes: Array) -> Array:
     """Argmax of every valid row, the lowest id on ties, -1 for rows without a maximum; see `api.greedy_targets`."""
-    batch, capacity, _ = target_logits.shape
+    batch, capacity, vocab_size = target_logits.shape
     token_ids = np.full((batch, capacity), -1, np.int32)
+    if vocab_size == 0:
+        return token_ids
+    block = max(1, VALUES_AT_ONCE // vocab_size)
     for b in range(batch):
-        for node in range(num_nodes[b]):
-            row = target_logits[b, node]
-            best = int(row.argmax()) if row.size else -1  # the first NaN wins in argmax
-            if best >= 0 and row[best] > -np.inf:  # false for NaN too
-                token_ids[b, node] = best
+        for start in range(0, num_nodes[b], block):
+            part = slice(start, min(start + block, num_nodes[b]))
+            rows = target_logits[b, part]
+            rows = rows.astype(np.float32) if rows.dtype.itemsize == 2 else rows  # argmax of 16-bit floats is slow
+            best = rows.argmax(axis=1)  # the first NaN wins
+            largest = np.take_along_axis(rows, best[:, None], axis=1)[:, 0]
+            token_ids[b, part] = np.where(largest > -np.inf, best, -1)  # false for NaN too
     return token_ids
 
 
@@ -36,6 +45,8 @@ def sample_targets(target_logits: Array, uniforms: Array, *, temperature: Array,
     for b in range(batch):
         for node in range(num_nodes[b]):
             logits = target_logits[b, node].astype(np.float64)
+            if target_logits.dtype != np.float64:
+                logits[np.abs(logits) < SMALLEST_NORMAL] = 0.0
             largest = logits.max(initial=-np.inf)
             if not np.isfinite(largest):  # NaN, +inf, or nothing above -inf
                 continue
