@@ -7,8 +7,8 @@
 // Work       grid ceil(M / 4), block 128; one warp owns one row, lanes stride over C
 // Numerics   float32, natural exponentials; a side of weight 0 counts for nothing, whatever its out holds: the bits of
 //            the other side are copied, no arithmetic touches them; two empty sides give (0, -inf)
-// Requires   contiguous arrays; out may be out_a or out_b and lse may be lse_a or lse_b, since each entry is read before
-//            it is written
+// Requires   contiguous arrays; out may be out_a or out_b and lse may be lse_a or lse_b, since each entry is read
+//            before it is written
 // Versions   this
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     the split reduction of FlashDecoding; the rule for empty sides is ours
