@@ -7,7 +7,7 @@ from typing import Any
 
 from ddtree_cupy import __version__, emulate
 from ddtree_cupy._compile import cupy_backend, env, nvrtc
-from ddtree_cupy.errors import MissingGPUError
+from ddtree_cupy.errors import DDTreeError, MissingGPUError
 
 PACKAGES = ("numpy", "scipy", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "hypothesis", "pytest", "matplotlib", "tqdm")
 
@@ -34,10 +34,17 @@ def report() -> dict[str, Any]:
             "reason": "NVRTC {}.{}".format(*nvrtc.version()) if nvrtc_works else nvrtc_reason,
         },
         "folders": {
-            "emulated kernels": str(env.cache_dir()),
+            "emulated kernels": _cache_folder() if emulator_works else "none",
             "CuPy kernels": os.environ.get("CUPY_CACHE_DIR", "~/.cupy/kernel_cache"),
         },
     }
+
+
+def _cache_folder() -> str:
+    try:
+        return str(env.cache_dir())
+    except DDTreeError as error:
+        return str(error)
 
 
 def _cupy() -> dict[str, Any]:

@@ -47,7 +47,7 @@ class CompileError(DDTreeError, RuntimeError):
 
 
 class EmulatorError(DDTreeError, RuntimeError):
-    """The CPU emulator caught a fault; the message names block, thread and source line."""
+    """The CPU emulator caught a fault (block, thread and source line are named) or cannot trust its cache folder."""
 
 
 class WeightsError(DDTreeError, ValueError):

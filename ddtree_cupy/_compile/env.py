@@ -3,12 +3,14 @@
 Variables are read at the moment they matter, not at import, so a test or a notebook may set them.
 """
 
+import functools
 import os
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree_cupy.errors import UnsupportedError
+from ddtree_cupy.errors import EmulatorError, UnsupportedError
 
 SANITIZERS = ("", "asan", "ubsan", "asan+ubsan", "tsan")
 
@@ -54,35 +56,80 @@ def _value(name: str) -> str:
 
 
 def cache_dir() -> Path:
-    """Return a folder that exists and can be written, private to this user.
+    """Return a folder that exists and that this user alone may write.
 
     Returns
     -------
     pathlib.Path
-        `DDTREE_CACHE_DIR`, else the user's cache folder; when neither can be written, a folder in the
-        system's temporary folder that belongs to this user.
+        Absolute: `DDTREE_CACHE_DIR`, else the user's cache folder; when neither can be written, a folder in the
+        system's temporary folder, the same at every call.
+
+    Raises
+    ------
+    EmulatorError
+        The folder belongs to somebody else, or others may write it: libraries in it would run in this process.
     """
     chosen = _value("DDTREE_CACHE_DIR")
-    if chosen:
-        wanted = Path(chosen).expanduser()
-    else:
-        base = os.environ.get("XDG_CACHE_HOME", "")
-        wanted = (Path(base) if base else Path.home() / ".cache") / "ddtree_cupy"
     try:
-        wanted.mkdir(parents=True, exist_ok=True)
-        if os.access(wanted, os.W_OK | os.X_OK):
-            return wanted
-    except OSError:
-        pass
-    fallback = Path(tempfile.gettempdir()) / f"ddtree_cupy-{os.getuid()}"
+        if chosen:
+            wanted = Path(chosen).expanduser()
+        else:
+            wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddtree_cupy"
+        wanted = Path(os.path.abspath(wanted))  # a compiler would take a path that begins with "-" for an option
+        _create(wanted)
+        is_writable = os.access(wanted, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+        is_writable = False
+    if not is_writable:
+        return _temporary_cache_dir()
+    check_private(wanted)
+    return wanted
+
+
+def _temporary_cache_dir() -> Path:
+    shared = Path(tempfile.gettempdir()) / f"ddtree_cupy-{os.getuid()}"
     try:
-        fallback.mkdir(mode=0o700, exist_ok=True)
-    except OSError:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        if not shared.is_symlink():
+            check_private(shared)
+            return shared
+    except (OSError, EmulatorError):  # somebody else's trap
         pass
-    else:
-        if fallback.stat().st_uid == os.getuid() and not fallback.is_symlink():
-            return fallback
+    return _folder_of_this_process()
+
+
+@functools.cache
+def _folder_of_this_process() -> Path:
     return Path(tempfile.mkdtemp(prefix="ddtree_cupy-"))
+
+
+def private_folder(folder: Path) -> Path:
+    """Return `folder`, created where it is missing; raise `EmulatorError` if it is not this user's alone."""
+    _create(folder)
+    check_private(folder)
+    return folder
+
+
+def _create(folder: Path) -> None:
+    if not folder.is_dir():
+        _create(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def check_private(path: Path) -> None:
+    """Raise `EmulatorError` where another user owns `path` or may write it."""
+    found, me = path.stat(), os.geteuid()
+    if found.st_uid != me:
+        problem, cure = f"belongs to user {found.st_uid}, you are user {me}", ""
+    elif found.st_mode & 0o022:
+        problem = f"may be written by other users (its mode is {found.st_mode & 0o777:04o})"
+        cure = f"if you trust what is in it, run `chmod -R go-w {shlex.quote(str(path))}`; otherwise "
+    else:
+        return
+    raise EmulatorError(
+        f"ddtree_cupy.emulate: {path} {problem}, and the compiled kernels there would run as you; {cure}"
+        "delete it or set DDTREE_CACHE_DIR to a folder of your own"
+    )
 
 
 def cxx() -> str:

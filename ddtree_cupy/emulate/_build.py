@@ -17,6 +17,7 @@ from ddtree_cupy._compile import env
 from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
+_SEAL_BYTES = hashlib.sha256().digest_size
 _SANITIZE_FLAGS = {
     "": (),
     "asan": ("-fsanitize=address",),
@@ -28,6 +29,7 @@ _SANITIZE_FLAGS = {
 _FLAGS = (
     *("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
     *("-ffp-contract=off", "-fno-math-errno", "-fsigned-char", "-w", "-Wno-psabi"),
+    "-Wl,--no-as-needed",  # bind every kernel to the runtime, whose launch function Python finds through it
 )
 
 
@@ -39,14 +41,6 @@ class Compiler:
     version: str
     is_clang: bool
     extra_flags: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Built:
-    """The two shared libraries of one module."""
-
-    library: Path
-    runtime: Path
 
 
 def unsupported_reason() -> str:
@@ -157,15 +151,14 @@ def _check_preloaded(kind: str) -> None:
             )
 
 
-def build(text: str, options: tuple[str, ...]) -> Built:
-    """Compile one translated text, or find it in the cache.
+def build(text: str, options: tuple[str, ...]) -> Path:
+    """Compile one translated text, or find it in the cache; return the shared library.
 
     Safe for concurrent processes: everything is written under another name and moved into place.
     """
     compiler, kind = find_compiler(), env.sanitizer()
     _check_preloaded(kind)
-    folder = env.cache_dir() / "emulate"
-    folder.mkdir(exist_ok=True)
+    folder = env.private_folder(env.cache_dir() / "emulate")
     runtime = _build_runtime(compiler, kind, folder)
     flags = [*_FLAGS, *compiler.extra_flags, *_SANITIZE_FLAGS[kind], f"-I{RUNTIME / 'include'}", *options]
     if "asan" in kind:
@@ -174,11 +167,11 @@ def build(text: str, options: tuple[str, ...]) -> Built:
         flags.append("-fno-gnu-unique")
     key = _digest(text, runtime.name, compiler.version, *flags)
     library = folder / f"{key}.so"
-    if not library.exists():
+    if not _is_usable(library):
         source = folder / f"{key}.cpp"
         _write(source, text)
         _compile(compiler, flags, [source], library, [str(runtime), "-Wl,-rpath,$ORIGIN"])
-    return Built(library, runtime)
+    return library
 
 
 def _build_runtime(compiler: Compiler, kind: str, folder: Path) -> Path:
@@ -187,7 +180,7 @@ def _build_runtime(compiler: Compiler, kind: str, folder: Path) -> Path:
     if env.use_ucontext():
         flags.append("-DEMU_UCONTEXT")
     library = folder / f"runtime-{_digest(_runtime_text(), compiler.version, *flags)}.so"
-    if not library.exists():
+    if not _is_usable(library):
         sources = [RUNTIME / "emu_runtime.cpp", RUNTIME / "emu_sync.cpp"]
         _compile(compiler, flags, sources, library, [f"-Wl,-soname,{library.name}"])
     return library
@@ -196,6 +189,20 @@ def _build_runtime(compiler: Compiler, kind: str, folder: Path) -> Path:
 @functools.cache
 def _runtime_text() -> str:
     return "\0".join(p.read_text() for p in sorted(RUNTIME.rglob("*")) if p.suffix in (".h", ".cpp"))
+
+
+def _is_usable(library: Path) -> bool:
+    """Return whether a library of the cache is there and whole; raise `EmulatorError` if others may have written it."""
+    if not library.exists():
+        return False
+    env.check_private(library)
+    content = library.read_bytes()
+    return content[-_SEAL_BYTES:] == _seal(content[:-_SEAL_BYTES])
+
+
+def _seal(content: bytes) -> bytes:
+    """Return what follows the content of a library: loading one that is cut short may end the process."""
+    return hashlib.sha256(content).digest()
 
 
 def _digest(*parts: str) -> str:
@@ -218,6 +225,9 @@ def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: 
                 f"{_first_error(result.stderr)}\n  compiled for the CPU emulator by {compiler.version}, "
                 f"full text in {sources[0]}\n{result.stderr[:4000]}"
             )
+        with open(aside, "r+b") as file:
+            file.write(_seal(file.read()))
+        os.chmod(aside, 0o700)  # whatever the umask
         os.replace(aside, target)
     finally:
         if os.path.exists(aside):

@@ -79,8 +79,7 @@ class Module:
         self.flush_subnormals = flush_subnormals
         names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
         self._shared_alignment = shared_alignment(code)
-        built = build(translate(code, names, name=self.name), _compiler_options(options))
-        self._native = NativeModule(built.library, built.runtime)
+        self._native = NativeModule(build(translate(code, names, name=self.name), _compiler_options(options)))
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -52,13 +52,14 @@ class NativeKernel(ctypes.Structure):
 
 
 class NativeModule:
-    """A compiled module: its kernel table, and the runtime it was linked with."""
+    """A compiled module: its kernel table, and how to launch with the runtime it is bound to."""
 
-    def __init__(self, library: Path, runtime: Path) -> None:
+    def __init__(self, library: Path) -> None:
         with LAUNCH_LOCK:
-            self.runtime = ctypes.CDLL(str(runtime))
             self.library = ctypes.CDLL(str(library))
-        self._run = self.runtime.emu_run
+        # Found through the library: with several cache folders, the loader may have bound it to the runtime of another
+        # one, and only that runtime's threads are those the kernels see.
+        self._run = self.library.emu_run
         self._run.argtypes = (ctypes.POINTER(Launch), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
         self._run.restype = ctypes.c_int
         count = ctypes.c_uint.in_dll(self.library, "emu_num_kernels").value
