@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy._files import read_json, written_whole
 from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore.costs import CostModel
 
@@ -54,12 +55,16 @@ class CostTable:
         missing = [name for name in _ABOUT if not self.about.get(name)]
         if missing:
             raise ArgumentError(f"CostTable: `about` lacks {', '.join(missing)}")
+        wrong = [name for name, value in self.about.items() if not isinstance(value, str)]
+        if wrong:
+            raise ArgumentError(f"CostTable: `about` has a {wrong[0]} that is no string")
         check, wanted = Checker("CostTable"), "heads, num_nodes, context, microseconds"
         if not self.rows or any(not isinstance(row, tuple) or len(row) != len(COLUMNS) for row in self.rows):
             raise ArgumentError(f"CostTable: `rows` must hold tuples of {wanted}, at least one row")
         for at, (*sizes, microseconds) in enumerate(self.rows):
             for size in sizes:
-                check.integer(f"rows[{at}]", size, low=1)
+                if check.integer(f"rows[{at}]", size, low=1) >= 2**31:
+                    raise ArgumentError(f"CostTable: `rows[{at}]` is {size}, expected sizes below 2**31")
             check.real(f"rows[{at}]", microseconds, above=0.0)
         if len({row[:3] for row in self.rows}) != len(self.rows):
             raise ArgumentError("CostTable: `rows` measures one (heads, nodes, context) twice")
@@ -82,11 +87,9 @@ class CostTable:
             The file is missing, no JSON, or holds something else.
         """
         try:
-            data = json.loads(Path(path).read_text())
+            data = read_json(path)
         except OSError as error:
-            raise WeightsError(f"{path}: no such cost table ({error})") from error
-        except ValueError as error:
-            raise WeightsError(f"{path}: truncated or altered, not JSON ({error})") from error
+            raise WeightsError(f"{path}: no such cost table ({error.strerror})") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("columns") != list(COLUMNS):
             raise WeightsError(f"{path}: not a cost table of format {FORMAT}")
         rows, about = data.get("rows"), data.get("about")
@@ -94,7 +97,7 @@ class CostTable:
             raise WeightsError(f"{path}: truncated or altered, lacks `rows` or `about`")
         try:
             kept = tuple(tuple(row) if isinstance(row, list) else row for row in rows)
-            return cls(kept, {name: str(value) for name, value in about.items()})
+            return cls(kept, about)
         except (ValueError, TypeError) as error:
             raise WeightsError(f"{path}: {error}") from error
 
@@ -109,7 +112,8 @@ class CostTable:
         rows = ",\n    ".join(json.dumps(row) for row in sorted(self.rows))
         columns = json.dumps(COLUMNS)
         head = f'"format": "{FORMAT}",\n  "about": {about},\n  "columns": {columns}'
-        Path(path).write_text(f'{{\n  {head},\n  "rows": [\n    {rows}\n  ]\n}}\n')
+        with written_whole(path) as stream:
+            stream.write(f'{{\n  {head},\n  "rows": [\n    {rows}\n  ]\n}}\n'.encode())
 
     @classmethod
     def from_bench(cls, report: dict[str, Any], variant: str, *, dtype: str) -> Self:

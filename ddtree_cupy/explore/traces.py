@@ -1,8 +1,5 @@
 """The traces: what the drafter proposed and what the target said, at every position of a text."""
 
-import hashlib
-import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy._files import HEADER, ArrayFile, checksum, open_arrays, write_arrays
 from ddtree_cupy.containers import Candidates
 from ddtree_cupy.errors import ArgumentError, DTypeError, WeightsError
 
@@ -20,10 +18,10 @@ __all__ = ["SHIPPED_TRACES", "Traces"]
 SHIPPED_TRACES = Path(__file__).parent / "data" / "tiny_heldout.npz"
 
 FORMAT = "ddtree-traces-2"
-_HEADER = "__header__"
 _OF_POSITIONS = ("row_widths", "root_token_ids", "continuations", "context_lens")
 _PLAIN = (*_OF_POSITIONS, "prompt_starts")
 _ARRAYS = ("token_ids", "logits", "lse", *_PLAIN)
+_ABOUT = ("prompt_names", "vocab_size", "max_budget", "about")
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,11 +185,9 @@ class Traces:
     def _validate_forms(self) -> None:
         """Check types, shapes and dtypes."""
         check, kept = Checker("Traces"), self.candidates
-        for name, value, kind in (("candidates", kept, Candidates), ("prompt_names", self.prompt_names, tuple)):
-            if not isinstance(value, kind):
-                raise DTypeError(f"Traces: `{name}` is {type(value).__name__}, expected {kind.__name__}")
-        check.integer("vocab_size", self.vocab_size, low=1, high=2**31 - 1)
-        check.integer("max_budget", self.max_budget, low=0)
+        if not isinstance(kept, Candidates):
+            raise DTypeError(f"Traces: `candidates` is {type(kept).__name__}, expected Candidates")
+        _check_about(**{name: getattr(self, name) for name in _ABOUT})
         named = {f"candidates.{name}": getattr(kept, name) for name in ("token_ids", "logits", "lse")}
         named |= {name: getattr(self, name) for name in _PLAIN}
         for name, array in named.items():
@@ -217,55 +213,65 @@ class Traces:
         path : str or path
         """
         self.validate()
-        arrays = {name: getattr(self, name, None) for name in _ARRAYS}
         kept, ids = self._is_kept, self.candidates.token_ids[self._is_kept]
         smallest = np.min_scalar_type(self.vocab_size - 1) if (ids >= 0).all() else np.dtype(np.int32)
-        arrays |= {
+        arrays: dict[str, npt.NDArray[Any]] = {
+            **{name: getattr(self, name) for name in _PLAIN},
             "token_ids": ids.astype(smallest),
             "logits": self.candidates.logits[kept],
             "lse": self.candidates.lse,
         }
-        about = {
-            "prompt_names": list(self.prompt_names),
-            "vocab_size": self.vocab_size,
-            "max_budget": self.max_budget,
-            "about": self.about,
-        }
-        header = {"format": FORMAT, **about, "sha256": _checksum(about, arrays)}
-        contents: dict[str, Any] = {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays}
-        with open(path, "wb") as file:  # an open file keeps savez from adding an extension
-            np.savez_compressed(file, **contents)
+        about = {name: getattr(self, name) for name in _ABOUT}
+        write_arrays(path, {"format": FORMAT, **about, "sha256": checksum(about, arrays)}, arrays)
 
     @classmethod
-    def load(cls, path: str | Path = SHIPPED_TRACES) -> Self:
+    def load(cls, path: str | Path = SHIPPED_TRACES, *, max_bytes: int | None = None) -> Self:
         """Read what `save` wrote; by default the shipped traces of the bundled tiny models on held-out text.
 
         Parameters
         ----------
         path : str or path
+        max_bytes : int, optional
+            What the arrays may take in memory; checked before any is expanded. Default: 100 times the size of the
+            file, or 256 MiB if that is more.
 
         Raises
         ------
         WeightsError
-            The file is missing, truncated, altered, or holds something else.
+            The file is missing, truncated, altered, larger in memory than `max_bytes`, or holds something else.
         """
-        header, arrays = _read(Path(path))
-        try:
-            return cls(
-                candidates=_expand(arrays, header["vocab_size"]),
-                **{name: arrays[name] for name in _PLAIN},
-                prompt_names=tuple(header["prompt_names"]),
-                vocab_size=header["vocab_size"],
-                max_budget=header["max_budget"],
-                about=header["about"],
-            ).validate()
-        except (ValueError, TypeError) as error:
-            raise WeightsError(f"{path}: {error}") from error
-        except KeyError as error:
-            raise WeightsError(f"{path}: its header lacks {error}") from error
+        path = Path(path)
+        if max_bytes is not None:
+            max_bytes = Checker("Traces.load").integer("max_bytes", max_bytes, low=0)
+        advice = "; Traces.load(path, max_bytes=...) allows more"
+        with open_arrays(path, "traces", max_bytes, advice) as file:
+            header = file.read_header(FORMAT)
+            if header is None or set(file.names) != {HEADER, *_ARRAYS} or set(header) != {"format", "sha256", *_ABOUT}:
+                raise WeightsError(f"{path}: not a traces file of format {FORMAT}")
+            stored = {name: header[name] for name in _ABOUT}
+            names = stored["prompt_names"]
+            about = {**stored, "prompt_names": tuple(names) if isinstance(names, list) else names}
+            _check_about(**about)
+            arrays = file.read_arrays()
+            if header["sha256"] != checksum(stored, arrays):
+                raise WeightsError(f"{path}: altered, the checksum does not match")
+            candidates = _expand(arrays, about["vocab_size"], file)
+            fields: dict[str, Any] = {**{name: arrays[name] for name in _PLAIN}, **about}
+            return cls(candidates=candidates, **fields).validate()
 
 
-def _expand(arrays: dict[str, npt.NDArray[Any]], vocab_size: int) -> Candidates:
+def _check_about(prompt_names: Any, vocab_size: Any, max_budget: Any, about: Any) -> None:
+    """Check what is no array, before anything is computed from it."""
+    check = Checker("Traces")
+    check.integer("vocab_size", vocab_size, low=1, high=2**31 - 1)
+    check.integer("max_budget", max_budget, low=0)
+    if not isinstance(prompt_names, tuple) or any(not isinstance(name, str) for name in prompt_names):
+        raise DTypeError(f"Traces: `prompt_names` is {type(prompt_names).__name__}, expected tuple of str")
+    if not isinstance(about, dict) or any(not isinstance(entry, str) for pair in about.items() for entry in pair):
+        raise DTypeError(f"Traces: `about` is {type(about).__name__}, expected dict of str to str")
+
+
+def _expand(arrays: dict[str, npt.NDArray[Any]], vocab_size: int, file: ArrayFile) -> Candidates:
     """Put candidates that were stored row after row, each as long as it is, into rows of one length."""
     row_widths, found, logits = (arrays[name] for name in ("row_widths", "token_ids", "logits"))
     forms = row_widths.dtype == np.int32 and row_widths.ndim == 2
@@ -279,35 +285,9 @@ def _expand(arrays: dict[str, npt.NDArray[Any]], vocab_size: int) -> Candidates:
         raise DTypeError(f"`token_ids` is {found.dtype} {found.shape}, expected ({total},) ids as `row_widths` says")
     if logits.dtype != np.float32 or logits.shape != (total,):
         raise DTypeError(f"`logits` is {logits.dtype} {logits.shape}, expected float32 ({total},)")
-    kept = np.arange(row_widths.max(initial=0)) < row_widths[..., None]
+    width = int(row_widths.max(initial=0))
+    file.check_bytes(8 * row_widths.size * width)
+    kept = np.arange(width) < row_widths[..., None]
     candidates = Candidates(np.full(kept.shape, -1, np.int32), np.full(kept.shape, -np.inf, np.float32), arrays["lse"])
     candidates.token_ids[kept], candidates.logits[kept] = found, logits
     return candidates
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such traces file")
-    if not zipfile.is_zipfile(path):
-        raise WeightsError(f"{path}: not a traces file, or a truncated one")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        header = json.loads(arrays.pop(_HEADER, np.zeros(0, np.uint8)).tobytes() or b"null")
-    except Exception as error:  # a damaged archive can fail in any way
-        raise WeightsError(f"{path}: truncated or altered ({error})") from error
-    if not isinstance(header, dict) or header.pop("format", None) != FORMAT or set(arrays) != set(_ARRAYS):
-        raise WeightsError(f"{path}: not a traces file of format {FORMAT}")
-    if header.pop("sha256", None) != _checksum(header, arrays):
-        raise WeightsError(f"{path}: altered, the checksum does not match")
-    return header, arrays
-
-
-def _checksum(about: dict[str, Any], arrays: dict[str, Any]) -> str:
-    """SHA-256 over the header and over names, shapes, dtypes and bytes."""
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.shape} {array.dtype.str}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

@@ -13,6 +13,7 @@ CONTAINERS = {"errors", "_check", "_topology", "_layout", "_validate", "containe
 KERNEL = {"errors", "_check", "_topology", "containers", "_compile", "emulate"}
 API = KERNEL | set(OPS) | {"_dispatch", "__init__"}
 EVERYTHING = API | CONTAINERS | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
+EVERYTHING |= {"_files", "_terminal"}
 
 # part of the package -> the parts it may import; a part always sees itself
 ALLOWED = {
@@ -21,6 +22,8 @@ ALLOWED = {
     "_layout": set(),
     "_progress": set(),
     "_check": {"errors"},
+    "_files": {"errors"},
+    "_terminal": {"errors"},
     "_dispatch": {"_check", "emulate"},
     "_validate": {"errors", "_check", "_topology"},
     "containers": CONTAINERS,
@@ -40,13 +43,13 @@ ALLOWED = {
     },
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
     "__init__": CONTAINERS | set(OPS),
-    "decode": API | {"_progress"},
-    "explore": API | {"decode", "_progress"},
+    "decode": API | {"_progress", "_files", "_terminal"},
+    "explore": API | {"decode", "_progress", "_files", "_terminal"},
     "testing": API,
     "viz": CONTAINERS,
     "interop": CONTAINERS,
-    "bench": API | {"testing", "decode", "explore"},
-    "_doctor": {"errors", "_compile", "emulate", "__init__"},
+    "bench": API | {"testing", "decode", "explore", "_terminal"},
+    "_doctor": {"errors", "_terminal", "_compile", "emulate", "__init__"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
 }

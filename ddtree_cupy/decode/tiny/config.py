@@ -3,7 +3,11 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from ddtree_cupy._check import Checker
+from ddtree_cupy.errors import ArgumentError, DTypeError
+
 VOCAB_SIZE = 256  # one token per byte value
+MAX_SIZE, MAX_LAYERS = 65_536, 1_024  # of a config in a file; a file is not trusted with more
 
 
 @dataclass(frozen=True)
@@ -13,12 +17,30 @@ class _Config:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Rebuild a config; every field must be there and nothing else."""
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
-            raise ValueError(f"{cls.__name__} has fields {sorted(names)}, got {sorted(values)}")
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    def from_dict(cls, values: Any) -> Self:
+        """Rebuild a config; every field must be there, of its type and of a size that a small model can have.
+
+        Raises
+        ------
+        DTypeError, ArgumentError
+            The message names the field.
+        """
+        check, names = Checker(cls.__name__), [field.name for field in fields(cls)]
+        if not isinstance(values, dict) or set(values) != set(names):
+            found = sorted(values) if isinstance(values, dict) else type(values).__name__
+            raise ArgumentError(f"{cls.__name__} has fields {sorted(names)}, got {found!s:.300}")
+        rebuilt: dict[str, Any] = {}
+        for field in fields(cls):
+            name, value = field.name, values[field.name]
+            if field.type is int:
+                rebuilt[name] = check.integer(name, value, low=1, high=MAX_LAYERS if name == "num_layers" else MAX_SIZE)
+            elif field.type is float:
+                rebuilt[name] = check.real(name, value, above=0.0)
+            elif isinstance(value, list) and value:
+                rebuilt[name] = tuple(check.integer(name, layer, low=0, high=MAX_LAYERS - 1) for layer in value)
+            else:
+                raise DTypeError(f"{cls.__name__}: `{name}` is {value!r:.100}, expected a list of layers")
+        return cls(**rebuilt)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._files import open_arrays, written_whole
+
 HELDOUT_DIR = Path(__file__).parent / "heldout"
 
 #: Held-out modules, as paths inside the standard library.
@@ -59,13 +61,14 @@ class Corpus:
 
     def save(self, path: Path) -> None:
         """Write the streams to one compressed `.npz` file."""
-        np.savez_compressed(path, library=self.library, tests=self.tests, names=np.array(self.names))
+        with written_whole(path) as stream:
+            np.savez_compressed(stream, library=self.library, tests=self.tests, names=np.array(self.names))
 
     @classmethod
     def load(cls, path: Path) -> "Corpus":
         """Read what `save` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            return cls(file["library"], file["tests"], tuple(map(str, file["names"])))
+        with open_arrays(path, "corpus") as file:
+            return cls(file.read("library"), file.read("tests"), tuple(map(str, file.read("names"))))
 
 
 def heldout_names() -> list[str]:

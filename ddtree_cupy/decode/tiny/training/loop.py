@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ddtree_cupy._files import written_whole
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -134,4 +136,5 @@ def _save(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer],
         path,
     )
     rows = [f"{seconds:.1f},{step},{loss:.5f}" for seconds, step, loss in state.log]
-    path.with_name(f"{path.stem}_log.csv").write_text("\n".join(["seconds,step,loss", *rows, ""]))
+    with written_whole(path.with_name(f"{path.stem}_log.csv")) as stream:
+        stream.write("\n".join(["seconds,step,loss", *rows, ""]).encode())

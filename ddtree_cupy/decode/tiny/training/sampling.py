@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddtree_cupy._files import open_arrays, written_whole
 from ddtree_cupy.decode.tiny.training.target import TorchTarget
 
 
@@ -31,13 +32,14 @@ class Continuations:
 
     def save(self, path: Path) -> None:
         """Write to a compressed `.npz` file."""
-        np.savez_compressed(path, **{name: value.cpu().numpy() for name, value in vars(self).items()})
+        with written_whole(path) as stream:
+            np.savez_compressed(stream, **{name: value.cpu().numpy() for name, value in vars(self).items()})
 
     @classmethod
     def load(cls, path: Path, device: torch.device) -> "Continuations":
         """Read what `save` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            return cls(**{name: torch.from_numpy(file[name]).to(device) for name in file.files})
+        with open_arrays(path, "continuations") as file:
+            return cls(**{name: torch.from_numpy(file.read(name)).to(device) for name in file.names})
 
 
 @torch.inference_mode()
