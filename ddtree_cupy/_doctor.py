@@ -7,6 +7,7 @@ from typing import Any
 
 from ddtree_cupy import __version__, emulate
 from ddtree_cupy._compile import cupy_backend, env, nvrtc
+from ddtree_cupy._terminal import escaped
 from ddtree_cupy.errors import DDTreeError, MissingGPUError
 
 PACKAGES = ("numpy", "scipy", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "hypothesis", "pytest", "matplotlib", "tqdm")
@@ -70,8 +71,8 @@ def as_text(found: dict[str, Any]) -> str:
     lines += [f"  {name:<14}{version or 'not installed'}" for name, version in found["packages"].items()]
     lines += ["", "backends"]
     for name, backend in (*found["backends"].items(), ("compile check", found["compile check"])):
-        lines.append(f"  {name:<14}{'works' if backend['works'] else 'does not work'}: {backend['reason']}")
-    lines += ["", "folders", *(f"  {name:<17}{folder}" for name, folder in found["folders"].items())]
+        lines.append(f"  {name:<14}{'works' if backend['works'] else 'does not work'}: {escaped(backend['reason'])}")
+    lines += ["", "folders", *(f"  {name:<17}{escaped(folder)}" for name, folder in found["folders"].items())]
     return "\n".join(lines)
 
 

@@ -6,9 +6,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from ddtree_cupy import _doctor, _layout, build_tree, emulate
+from ddtree_cupy._files import open_arrays, read_array, written_whole
+from ddtree_cupy._terminal import EXIT_FAILED, run_command, show
 from ddtree_cupy.containers import DraftTree
-from ddtree_cupy.errors import ArgumentError, DDTreeError, ShapeError
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 DEFAULT_PROMPT = '''import os
 
@@ -32,24 +31,16 @@ class Stack:
     def push(self, item):
 '''
 
-EXIT_FAILED, EXIT_USAGE, EXIT_TEXTS_DIFFER = 1, 2, 3
+EXIT_TEXTS_DIFFER = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 3 the three texts differ."""
-    options = _parser().parse_args(arguments)
-    try:
-        code: int = options.run(options)
-    except BrokenPipeError:  # the reader of our output went away; nothing is left to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
-    except (DDTreeError, OSError) as error:
-        said = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"ddtree: {' '.join(said.split())}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("\nddtree: interrupted", file=sys.stderr)
-        return 130
+    return run_command("ddtree", lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    code: int = options.run(options)
     return code
 
 
@@ -151,15 +142,15 @@ def _decode_three_ways(options: argparse.Namespace) -> int:
     rows = [_decode_row(way.name, results[way.name]) for way in reversed(ways)]
     if options.json:
         text = bytes(results[ways[0].name].token_ids.astype(np.uint8)).decode("utf-8", "replace")
-        print(json.dumps({"prompt": options.prompt, "text": text, "identical": len(texts) == 1, "ways": rows}))
+        show(json.dumps({"prompt": options.prompt, "text": text, "identical": len(texts) == 1, "ways": rows}))
     else:
-        print(f"\n{'way':<18}{'target passes':>15}{'tokens per pass':>17}{'seconds':>10}{'ms per token':>14}")
+        show(f"\n{'way':<18}{'target passes':>15}{'tokens per pass':>17}{'seconds':>10}{'ms per token':>14}")
         for row in rows:
-            print(
+            show(
                 f"{row['way']:<18}{row['target_passes']:>15}{row['tokens_per_pass']:>17.2f}"
                 f"{row['seconds']:>10.2f}{row['ms_per_token']:>14.1f}"
             )
-        print(f"the three texts are {'identical' if len(texts) == 1 else 'DIFFERENT'}")
+        show(f"the three texts are {'identical' if len(texts) == 1 else 'DIFFERENT'}")
     return 0 if len(texts) == 1 else EXIT_TEXTS_DIFFER
 
 
@@ -178,13 +169,17 @@ def _show_text(prompt: str, stream: Iterator[Any]) -> Iterator[Any]:
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     before, after = ("\033[4;32m", "\033[0m") if coloured else ("‹", "›")
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    print(f"accepted drafts are marked {before}like this{after}\n\n{prompt}", end="", flush=True)
+    print(f"accepted drafts are marked {before}like this{after}\n")
+    show(prompt, end="")
     for finished in stream:
         drafted = decoder.decode(bytes(finished.token_ids[: finished.num_drafted]))
-        bonus = decoder.decode(bytes(finished.token_ids[finished.num_drafted :]))
-        print(f"{before}{drafted}{after}{bonus}" if drafted else bonus, end="", flush=True)
+        if drafted:
+            print(before, end="")
+            show(drafted, end="")
+            print(after, end="")
+        show(decoder.decode(bytes(finished.token_ids[finished.num_drafted :])), end="")
         yield finished
-    print(decoder.decode(b"", final=True))
+    show(decoder.decode(b"", final=True))
 
 
 def _with_progress(name: str, total: int, stream: Iterator[Any]) -> Iterator[Any]:
@@ -219,58 +214,46 @@ def _tree(options: argparse.Namespace) -> int:
     labels = [f"{token} p={p:.3f}" for token, p in zip(tree.token_ids[:count].tolist(), np.exp(scores), strict=True)]
     if options.svg:
         titles = [f"path score {score:.3f} nats" for score in scores]
-        _write_whole(options.svg, _layout.tree_svg(parents, labels, titles).encode())
+        with written_whole(options.svg) as stream:
+            stream.write(_layout.tree_svg(parents, labels, titles).encode())
     if options.save:
         _save_tree(options.save, tree)
     if options.json:
         names = ("token_ids", "parents", "depths", "path_scores")
-        print(json.dumps({name: getattr(tree, name)[:count].tolist() for name in names}))
+        show(json.dumps({name: getattr(tree, name)[:count].tolist() for name in names}))
     else:
-        print(_layout.tree_text(parents, labels))
-        print(f"{count} nodes, depth {int(tree.depths.max())}, expected tokens per pass {np.exp(scores).sum():.2f}")
+        show(_layout.tree_text(parents, labels))
+        show(f"{count} nodes, depth {int(tree.depths.max())}, expected tokens per pass {np.exp(scores).sum():.2f}")
     return 0
 
 
 def _load_logits(file: Path) -> Any:
     with file.open("rb") as stream:
-        try:
-            loaded = np.load(stream, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return loaded
-            names = loaded.files
-            name = "draft_logits" if "draft_logits" in names else names[0] if len(names) == 1 else None
-            if name is not None:
-                return loaded[name]
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):  # NumPy's own message proposes to unpickle
-            raise ArgumentError(f"{file} is not a complete .npy or .npz file of numbers") from None
+        if not file.is_file():
+            raise ArgumentError(f"{file} is not a regular file, expected a .npy or .npz file")
+        if stream.peek(2)[:2] != b"PK":  # not a zip archive
+            try:
+                return read_array(stream, os.fstat(stream.fileno()).st_size, "array")
+            except DTypeError as error:
+                raise DTypeError(f"{file}: {error}") from None
+            except ValueError as error:
+                raise ArgumentError(f"{file} is not a complete .npy or .npz file of numbers: {error}") from None
+    with open_arrays(file, "logits") as arrays:
+        names = arrays.names
+        name = "draft_logits" if "draft_logits" in names else names[0] if len(names) == 1 else None
+        if name is not None:
+            return arrays.read(name)
     raise ArgumentError(f"{file} holds {', '.join(names) or 'nothing'}, expected one array or `draft_logits`")
 
 
 def _save_tree(file: Path, tree: DraftTree) -> None:
-    with tempfile.TemporaryFile() as buffer:
-        np.savez(buffer, **{name: array for name, array in vars(tree).items() if array is not None})
-        buffer.seek(0)
-        _write_whole(file, buffer.read())
-
-
-def _write_whole(file: Path, content: bytes) -> None:
-    """Write the whole file or nothing: aside first, then rename."""
-    handle, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(aside).chmod(0o666 & ~mask)  # as any new file; mkstemp keeps it to the owner
-        Path(aside).replace(file)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    with written_whole(file) as stream:
+        np.savez(stream, **{name: array for name, array in vars(tree).items() if array is not None})
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
     report = _doctor.report()
-    print(json.dumps(report) if options.json else _doctor.as_text(report))
+    show(json.dumps(report) if options.json else _doctor.as_text(report))
     return 0
 
 
@@ -282,9 +265,9 @@ def _kernels(options: argparse.Namespace) -> int:
     if unknown:
         raise ArgumentError(f"--arch {', '.join(sorted(unknown))}: expected some of {', '.join(resources.ARCHS)}")
     rows = resources.kernel_table(archs)
-    print(json.dumps(resources.as_json(rows)) if options.json else resources.format_table(rows))
+    show(json.dumps(resources.as_json(rows)) if options.json else resources.format_table(rows))
     broken = resources.problems(rows)
-    print("\n".join(broken), end="\n" if broken else "", file=sys.stderr)
+    show("\n".join(broken), end="\n" if broken else "", file=sys.stderr)
     return EXIT_FAILED if broken else 0
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import ddtree_cupy
 from ddtree_cupy._compile.cupy_backend import current_device, nvrtc_version
+from ddtree_cupy._terminal import escaped, run_command, show
 from ddtree_cupy.bench.cases import Case, all_cases
 from ddtree_cupy.bench.timing import copy_bytes_per_second, matmul_flops_per_second, measure
-from ddtree_cupy.errors import DDTreeError, UnsupportedError
+from ddtree_cupy.errors import ArgumentError, DDTreeError, UnsupportedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,22 +25,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A case that a variant refuses (v1_three_phase holds no long context) is printed with the refusal; exit code 1 when
     nothing else is left.
     """
+    return run_command("bench", lambda: _bench(_parser().parse_args(arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.bench", description=__doc__)
     parser.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
     grids = parser.add_mutually_exclusive_group()
     grids.add_argument("--tree-sizes", action="store_true", help="tree_attention over the nodes, for explore's costs")
     grids.add_argument("--curves", action="store_true", help="tree_attention over nodes, heads, context, batch in turn")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments)
-    try:
-        current_device()
-    except DDTreeError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    return parser
+
+
+def _bench(options: argparse.Namespace) -> int:
+    current_device()
     cases = all_cases(options.pattern, tree_sizes=options.tree_sizes, curves=options.curves)
     if not cases:
-        print(f"bench: no case holds {options.pattern!r} in its op, name or variant", file=sys.stderr)
-        return 1
+        raise ArgumentError(f"no case holds {options.pattern!r} in its op, name or variant")
     report: dict[str, Any] = {"environment": environment(), "rows": []}
     report["yardstick_before"] = yardstick()
     for number, case in enumerate(cases, 1):
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report["rows"].append(run_case(case, report["yardstick_before"]))
     print("\r" + " " * 70, file=sys.stderr)
     report["yardstick_after"] = yardstick()
-    print(json.dumps(report) if options.json else as_text(report))
+    show(json.dumps(report) if options.json else as_text(report))
     timed = any("event_us" in row for row in report["rows"])
     return int(not timed or any("failed" in row for row in report["rows"]))
 
@@ -113,7 +116,7 @@ def run_case(case: Case, ceilings: dict[str, float]) -> dict[str, Any]:
 
 def as_text(report: dict[str, Any]) -> str:
     """One aligned table."""
-    lines = [", ".join(f"{key} {value}" for key, value in report["environment"].items())]
+    lines = [", ".join(f"{key} {escaped(value)}" for key, value in report["environment"].items())]
     for name, ceilings in report.items():
         if not name.startswith("yardstick"):
             continue

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
+from ddtree_cupy._terminal import run_command, show
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.decode.generate import Generation, generate
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_names, heldout_text
@@ -55,12 +57,19 @@ class Run:
 
 
 def heldout_prompts(count: int) -> list[tuple[str, int]]:
-    """Return `count` places (file, offset) at line starts, spread evenly over all held-out files."""
+    """Return `count` places (file, offset) at line starts, spread evenly over all held-out files.
+
+    Raises
+    ------
+    DTypeError, ArgumentError
+        `count` is no integer, negative, or beyond the places there are.
+    """
     places = []
     for name in heldout_names():
         text = heldout_text(name)
         starts = [i + 1 for i, byte in enumerate(text) if byte == ord("\n") and i + 1 >= PROMPT_BYTES]
         places += [(name, start) for start in starts if start < len(text)]
+    count = Checker("heldout_prompts").integer("count", count, low=0, high=len(places))
     picked = np.linspace(0, len(places) - 1, count).round().astype(int)
     return [places[i] for i in picked]
 
@@ -168,14 +177,21 @@ def _name(budget: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one measurement; exit code 1 when a text differs from autoregressive decoding."""
+    """Run one measurement; exit code 1 when it failed or a text differs from autoregressive decoding."""
+    return run_command("evaluate", lambda: _evaluate(_parser().parse_args(arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.decode.evaluate", description=__doc__)
     parser.add_argument("what", choices=("lossless", "curve", "agreement"))
     parser.add_argument("--prompts", type=int, default=100, help="held-out prompts (default 100)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="bytes a text (default 128)")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="default: float64 lossless, float32 curve")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def _evaluate(options: argparse.Namespace) -> int:
     prompts = heldout_prompts(options.prompts)
     settings = {"max_new_tokens": options.max_new_tokens}
     if options.what == "lossless":
@@ -203,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in rows
         ]
         failed = False
-    print(json.dumps(rows) if options.json else "\n".join(lines))
+    show(json.dumps(rows) if options.json else "\n".join(lines))
     return int(failed)
 
 

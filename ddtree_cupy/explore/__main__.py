@@ -1,7 +1,6 @@
 """`python -m ddtree_cupy.explore`: make traces and cost tables as the shipped ones, or compare the named policies."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ddtree_cupy.errors import DDTreeError
+from ddtree_cupy._files import read_json
+from ddtree_cupy._terminal import escaped, run_command, show
 from ddtree_cupy.explore.cost_tables import CostTable
 from ddtree_cupy.explore.policies import named_policies
 from ddtree_cupy.explore.recorder import record
@@ -19,13 +19,17 @@ from ddtree_cupy.explore.traces import SHIPPED_TRACES, Traces
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command; exit code 1 when it failed.
 
     Parameters
     ----------
     arguments : sequence of str, optional
         Default: those of the command line.
     """
+    return run_command("explore", lambda: run(_parser().parse_args(arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.explore", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     traces = commands.add_parser("record", help="record the bundled models on held-out text")
@@ -40,26 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compare = commands.add_parser("policies", help="tokens per pass of every named policy")
     compare.add_argument("traces", type=Path, nargs="?", default=SHIPPED_TRACES)
     compare.add_argument("--workers", type=int, default=1)
-    options = parser.parse_args(arguments)
-    try:
-        run(options)
-    except (DDTreeError, OSError, json.JSONDecodeError) as error:
-        print(f"explore: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return parser
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Run one command and print its result, or where it was written."""
     if options.command == "record":
-        print(f"{options.out}: {record_tiny(options.prompts, options.positions, options.out)}")
+        show(escaped(f"{options.out}: {record_tiny(options.prompts, options.positions, options.out)}"))
     elif options.command == "costs":
-        report = json.loads(options.report.read_text())
-        table = CostTable.from_bench(report, options.variant, dtype=options.dtype)
+        table = CostTable.from_bench(read_json(options.report), options.variant, dtype=options.dtype)
         table.save(options.out)
-        print(f"{options.out}: {table}")
+        show(escaped(f"{options.out}: {table}"))
     else:
-        print(policy_table(Traces.load(options.traces), options.workers))
+        show(policy_table(Traces.load(options.traces), options.workers))
+    return 0
 
 
 def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
@@ -104,7 +102,8 @@ def policy_table(traces: Traces, workers: int) -> str:
     traces : Traces
     workers : int
     """
-    policies = named_policies().values()
+    policies = list(named_policies().values())
+    workers = min(workers, len(policies))
     if workers > 1:
         with ProcessPoolExecutor(workers) as executor:
             results = sweep(traces, policies, executor=executor)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ddtree_cupy._files import written_whole
+from ddtree_cupy._terminal import show
 from ddtree_cupy.decode.tiny import corpus
 from ddtree_cupy.decode.tiny.config import DrafterConfig, TargetConfig
 from ddtree_cupy.decode.tiny.training.acceptance import bits_per_byte, heldout_prompts, tokens_per_pass
@@ -108,7 +110,7 @@ def write_continuations(run: Run, *, rounds: int, batch: int, length: int, secon
     Continuations(tokens, temperatures, lens).save(run.work / "continuations.npz")
     for temperature in TEMPERATURE_SHARES:
         row = tokens[temperatures == temperature][:1].cpu().numpy().tobytes()
-        print(f"--- temperature {temperature}\n{row.decode('latin-1')[-400:]}", flush=True)
+        show(f"--- temperature {temperature}\n{row.decode('latin-1')[-400:]}")
 
 
 def train_drafter(
@@ -173,7 +175,8 @@ def evaluate(run: Run, *, prompts: int) -> dict[str, object]:
             report[f"tokens_per_pass_{temperature}"] = tokens_per_pass(
                 target, drafter, temperature=temperature, prompts=heldout_prompts(prompts)
             )
-    (run.work / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    with written_whole(run.work / "report.json") as stream:
+        stream.write(json.dumps(report, indent=1).encode() + b"\n")
     return report
 
 

@@ -1,0 +1,156 @@
+"""What commands print: nothing that a terminal would obey, nothing that a locale would refuse."""
+
+import os
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+
+from ddtree_cupy import _doctor
+from ddtree_cupy._terminal import escaped, run_command
+from ddtree_cupy.bench import __main__ as bench
+from ddtree_cupy.cli import main
+from ddtree_cupy.decode import Generation
+from ddtree_cupy.explore import CostTable
+from ddtree_cupy.explore.__main__ import main as explore
+
+OBEYED = "\x1b[31m\x9b2J\x07\x08\u202eabc\u2066\u200f\u2028\x7f\udcff"  # CSI in 7 and 8 bit, bell, bidi, separators
+HARMLESS = "größer — 你好　नमस्ते می‌خواهم 👩‍💻 a\u0301 \u00a0"
+
+
+def is_safe(printed):
+    return all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Zl", "Zp") for c in printed) and not any(
+        bidi in printed for bidi in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c"
+    )
+
+
+def test_escaped_leaves_ordinary_text_and_shows_the_rest():
+    assert escaped(HARMLESS) == HARMLESS
+    assert is_safe(escaped(OBEYED))
+    assert escaped(OBEYED) == r"\x1b[31m\x9b2J\x07\x08\u202eabc\u2066\u200f\u2028\x7f\udcff"
+    assert escaped("a\nb\tc\r") == r"a\nb\tc\r"
+    assert escaped("a\nb\tc\r", keep="\n\t") == "a\nb\tc\\r"
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert is_safe(escaped(every, keep="\n\t"))
+
+
+def test_decode_prints_prompt_and_text_escaped(monkeypatch, capsys):
+    monkeypatch.setattr(Generation, "seconds", 1.0)
+
+    class Loud:
+        token_ids = tuple("x\x1b]0;t\x07\u202e".encode())
+        num_drafted = 2
+
+    from ddtree_cupy import decode
+
+    monkeypatch.setattr(decode, "generate_rounds", lambda *_, **__: iter([Loud(), Loud()]))
+    assert main(["decode", OBEYED]) == 0
+    printed = capsys.readouterr().out
+    assert is_safe(printed)
+    assert escaped(OBEYED) in printed
+    assert r"‹x\x1b›]0;t\x07\u202e" in printed
+
+
+def test_messages_name_arrays_and_files_escaped(tmp_path, capsys):
+    path = tmp_path / f"{OBEYED[:-1]}.npz"
+    np.savez(path, **{OBEYED[:-1]: np.zeros(1), "b": np.zeros(1)})
+    assert main(["tree", str(path)]) == 1
+    printed = capsys.readouterr().err
+    assert is_safe(printed)
+    assert printed.count(escaped(OBEYED[:-1])) == 2
+    assert main(["tree", str(tmp_path / OBEYED)]) == 1
+    assert is_safe(capsys.readouterr().err)
+
+
+def test_tables_name_gpus_escaped(monkeypatch, tmp_path, capsys):
+    name = f"NVIDIA {OBEYED}\nbackends"
+    report = {"environment": {"gpu": name}, "rows": []}
+    monkeypatch.setattr(bench, "current_device", lambda: 0)
+    monkeypatch.setattr(bench, "all_cases", lambda *_, **__: [bench.Case("op", "name", "v", 1, 1, 1, None)])
+    monkeypatch.setattr(bench, "environment", lambda: report["environment"])
+    monkeypatch.setattr(bench, "yardstick", lambda: {"copy_bytes_per_second": 1.0, "matmul_flops_per_second": 1.0})
+    monkeypatch.setattr(bench, "run_case", lambda *_: {"op": "o", "name": "n", "variant": "v", "refused": OBEYED})
+    assert bench.main([]) == 1
+    printed = capsys.readouterr().out
+    assert is_safe(printed)
+    assert f"gpu {escaped(name)}\n" in printed
+    monkeypatch.setattr(_doctor, "_cupy", lambda: {"works": True, "reason": name})
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert is_safe(printed)
+    assert f"cupy          works: {escaped(name)}\n" in printed
+    about = dict.fromkeys(("variant", "date", "command", "dtype", "batch", "timing"), "x")
+    CostTable(((8, 1, 1, 1.0),), {**about, "gpu": name}).save(tmp_path / "costs.json")
+    table = (tmp_path / "costs.json").read_text()
+    assert is_safe(table)
+    monkeypatch.setattr(CostTable, "from_bench", lambda *_, **__: CostTable.load(tmp_path / "costs.json"))
+    arguments = ["costs", str(tmp_path / "costs.json"), "--variant", "v", "--dtype", "d"]
+    assert explore([*arguments, "--out", str(tmp_path / "out.json")]) == 0
+    printed = capsys.readouterr().out
+    assert is_safe(printed)
+    assert printed.count("\n") == 1
+
+
+LOCALES = {
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+COMMANDS = [
+    ("ddtree_cupy.cli", ["tree", "größer.npy"], 0),
+    ("ddtree_cupy.cli", ["tree", "nichts—.npy"], 1),
+    ("ddtree_cupy.cli", ["decode", "# größer —", "--max-new-tokens", "3"], 0),
+    ("ddtree_cupy.cli", ["doctor"], 0),
+    ("ddtree_cupy.cli", ["kernels", "--arch", "größer—"], 1),
+    ("ddtree_cupy.cli", ["bench", "größer—"], 1),
+    ("ddtree_cupy.bench.__main__", ["größer—"], 1),
+    ("ddtree_cupy.explore.__main__", ["policies", "größer—.npz"], 1),
+    ("ddtree_cupy.decode.evaluate", ["lossless", "--prompts", "-1"], 1),
+]
+RUN_ALL = f"""
+import importlib, os
+for module, arguments, wanted in {COMMANDS!r}:
+    code = importlib.import_module(module).main([os.fsdecode(text.encode()) for text in arguments])  # as a shell would
+    assert code == wanted, (module, arguments, code)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("locale", LOCALES)
+def test_commands_print_replacements_where_the_locale_lacks_a_character(locale, tmp_path):
+    np.save(tmp_path / "größer.npy", np.zeros((2, 5), np.float32))
+    (tmp_path / "run_all.py").write_text(RUN_ALL, encoding="utf-8")
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONUTF8", "LC_ALL")}
+    variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "CUPY_CACHE_DIR": "/größer—", **LOCALES[locale]}
+    command = [sys.executable, "run_all.py"]
+    found = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.endswith(b"done\n")
+    assert b"?? 1 p=0.200" in found.stdout  # the tree's lines
+    for line in found.stderr.splitlines():
+        assert line.startswith((b"ddtree: ", b"bench: ", b"explore: ", b"evaluate: "))
+
+
+def test_output_that_cannot_be_written_is_one_sentence(tmp_path):
+    np.save(tmp_path / "logits.npy", np.zeros((2, 5), np.float32))
+    command = [sys.executable, "-m", "ddtree_cupy", "tree", str(tmp_path / "logits.npy")]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "wb") as full:
+            found = subprocess.run(command, env=variables, stdout=full, stderr=subprocess.PIPE, check=False)
+        assert (found.returncode, found.stderr) == (1, b"ddtree: No space left on device\n")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    found = subprocess.run(command, env=variables, stdout=write_end, stderr=subprocess.PIPE, check=False)
+    os.close(write_end)
+    assert (found.returncode, found.stderr) == (1, b"")
+
+
+def test_a_command_without_memory_says_so(capsys):
+    def run():
+        raise MemoryError("Unable to allocate 116. GiB")
+
+    assert run_command("ddtree", run) == 1
+    assert capsys.readouterr().err == "ddtree: not enough memory: Unable to allocate 116. GiB\n"
