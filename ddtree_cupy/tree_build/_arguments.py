@@ -13,6 +13,8 @@ from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 Array = Any
+MOST_NODES = 65_535  # of one tree, root included; its rows of visibility take 512 MiB
+MOST_PADDED = 1024  # a larger default capacity is no larger than the full tree; memory grows with its square
 Container = TypeVar("Container", Candidates, DraftTree)
 
 
@@ -89,17 +91,53 @@ def per_request(
     return array if batched else array[None]
 
 
-def capacity_of(check: Checker, backend: str, budget: int | Array, capacity: int | None) -> int:
+def capacity_of(
+    check: Checker,
+    backend: str,
+    budget: int | Array,
+    capacity: int | None,
+    rows: tuple[int, int],
+    options: dict[str, Any],
+) -> int:
+    """Return the most nodes besides the root; `rows` are the draft length and the candidates of a depth."""
     if capacity is not None:
-        return check.integer("capacity", capacity, low=0)
+        return check.integer("capacity", capacity, low=0, high=MOST_NODES - 1)
     if isinstance(budget, int):
-        return budget
-    if backend == "numpy":
-        largest: int = int(budget.max(initial=0))
+        largest = budget
+    elif backend == "numpy":
+        largest = int(budget.max(initial=0))
+    else:
+        raise ArgumentError(
+            f"{check.function}: `budget` is an array, which is not read on the host: pass `capacity=`, the largest "
+            f"budget"
+        )
+    if largest <= MOST_PADDED:
         return largest
-    raise ArgumentError(
-        f"{check.function}: `budget` is an array, which is not read on the host: pass `capacity=`, the largest budget"
-    )
+    filled = _fillable(largest, *rows, options["max_depth"], options["max_children"])
+    if filled >= MOST_NODES:
+        raise ArgumentError(
+            f"{check.function}: `budget` is {largest}, expected at most {MOST_NODES - 1} where the candidates can fill "
+            f"as many nodes"
+        )
+    return filled
+
+
+def _fillable(
+    budget: int, draft_len: int, width: int, max_depth: int | None, max_children: int | tuple[int, ...] | None
+) -> int:
+    """Return how many of `budget` nodes the full tree has besides the root; no value of a candidate is read."""
+    level, total = 1, 0
+    for depth in range(draft_len if max_depth is None else min(draft_len, max_depth)):
+        limit = width
+        if isinstance(max_children, int):
+            limit = min(width, max_children)
+        elif max_children is not None:
+            limit = min(width, max_children[depth]) if depth < len(max_children) else 0
+        level *= limit
+        total += level
+        if level == 0 or total >= budget:
+            break
+    return min(total, budget)
 
 
 def values_of(check: Checker, batch: int, **given: int | Array) -> list[npt.NDArray[np.int32]]:

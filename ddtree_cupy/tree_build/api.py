@@ -156,8 +156,9 @@ def best_first_tree(
     root_token_ids : int, or int32 array, shape ([B])
         The last committed token; -1 makes a request inactive (num_nodes 0).
     capacity : int, default max(budget)
-        Fixes the shapes: N = capacity + 1. Larger budgets are clamped to it. A kernel, which does not read a
-        `budget` array on the host, needs it.
+        Fixes the shapes: N = capacity + 1, at most 65,535. Larger budgets are clamped to it. A kernel, which does not
+        read a `budget` array on the host, needs it. A default above 1,024 shrinks to the size of the full tree, if that
+        is smaller: all candidates that `max_depth` and `max_children` allow, whatever their logits.
     max_depth : int, optional
         Deepest level; the draft length bounds it anyway.
     max_children : int or sequence of int, optional
@@ -207,9 +208,10 @@ def best_first_tree(
     given = {"candidates.lse": candidates.lse}
     budget = per_request(check, "budget", budget, batch, batched, (0, 2**31 - 2), checked, given)
     roots = per_request(check, "root_token_ids", root_token_ids, batch, batched, (-1, 2**31 - 1), checked, given)
-    capacity = capacity_of(check, backend, budget, capacity)
-    require_scores(check, out)
     options = options_of(check, max_depth, max_children, min_path_score, spine)
+    draft_len, width = candidates.token_ids.shape[-2:]
+    capacity = capacity_of(check, backend, budget, capacity, (draft_len, width), options)
+    require_scores(check, out)
     if not batched:
         candidates = candidates.with_batch()
     if backend == "numpy":
@@ -315,9 +317,10 @@ def build_tree(
     given = {"draft_logits": draft_logits}
     budget = per_request(check, "budget", budget, batch, batched, (0, 2**31 - 2), checked, given)
     roots = per_request(check, "root_token_ids", root_token_ids, batch, batched, (-1, 2**31 - 1), checked, given)
-    capacity = capacity_of(check, backend, budget, capacity)
-    require_scores(check, out)
     options = options_of(check, max_depth, max_children, min_path_score, spine)
+    draft_len, vocab_size = draft_logits.shape[-2:]
+    capacity = capacity_of(check, backend, budget, capacity, (draft_len, vocab_size), options)
+    require_scores(check, out)
     k = most_candidates(capacity, options["max_children"])
     logits = draft_logits if batched else draft_logits[None]
     if backend == "numpy":
