@@ -1,7 +1,7 @@
 """Metadata checks: shape, dtype, stride, array library. Nothing here reads an array's values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,21 @@ class Checker:
         if len(set(names.values())) > 1:
             listed = ", ".join(f"`{name}` {dtype}" for name, dtype in names.items())
             raise DTypeError(f"{self.function}: {listed}; expected one dtype for all of them")
+
+    def items(self, name: str, values: Any, *kinds: type) -> list[Any]:
+        """Return the entries of an iterable that is no text; each must be one of `kinds`, if any are named."""
+        if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+            raise DTypeError(f"{self.function}: `{name}` is {type(values).__name__}, expected a sequence")
+        entries = list(values)
+        for at, entry in enumerate(entries):
+            self.kind(f"{name}[{at}]", entry, *kinds)
+        return entries
+
+    def kind(self, name: str, value: Any, *kinds: type) -> None:
+        """Check that `value` is an instance of one of `kinds`, if any are named."""
+        if kinds and not isinstance(value, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise DTypeError(f"{self.function}: `{name}` is {type(value).__name__}, expected {wanted}")
 
     def choice(self, name: str, value: str, choices: Sequence[str]) -> str:
         """Check one of several words; return it."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import AcceptResult, DraftTree
+from ddtree_cupy.decode.models import PREFILL_NODES, Models, prompt_tokens, reachable_nodes
 from ddtree_cupy.decode.protocols import Drafter, Target
 from ddtree_cupy.errors import ArgumentError, DTypeError
 from ddtree_cupy.tree_accept import accept, commit_kv, greedy_targets, sample_targets
@@ -18,8 +19,6 @@ from ddtree_cupy.tree_build import build_tree
 __all__ = ["Generation", "Round", "generate", "generate_rounds"]
 
 Array = Any
-
-PREFILL_NODES = 128  # prompt tokens a prefill pass takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,20 +115,21 @@ def generate(
     Parameters
     ----------
     target, drafter : Target, Drafter
-        `drafter` may be None when `budget` is 0.
+        `drafter` may be None when `budget` is 0. What they return is checked before it is used.
     prompt_ids : integer array_like, shape (n,)
         At least one token. The last one becomes the first root.
     budget : int
-        Nodes a tree besides the root. 0 is plain autoregressive decoding.
+        Nodes a tree besides the root. 0 is plain autoregressive decoding; what vocabulary and draft length cannot
+        fill costs nothing.
     max_new_tokens : int
-        Never exceeded.
+        Never exceeded. The target is asked for caches of this length at the start.
     temperature : float
         0 takes the target's most likely token; above 0 it samples.
     seed : int
         For the uniform draws, one a text position, shared by all nodes at that position: the sampled text does
         not depend on the budget.
     stop_token_ids : collection of int
-        The text ends with the first of these, which is kept.
+        The text ends with the first of these, which is kept. Each in 0 .. V - 1.
     max_children, spine
         As in `build_tree`; max_children=1 with budget = draft length is the flat chain.
 
@@ -140,10 +140,13 @@ def generate(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
+        The message names the argument, what it is and what was expected. So it does where a model answers in another
+        shape, dtype or array library than its protocol says, or the target has no number above -inf after the text.
 
     Notes
     -----
+    A row of draft logits that holds NaN or +inf ends the tree above it and sets bit 0 of the `status` of
+    `Round.tree`, on every backend; the text is the target's own all the same.
     At temperature 0 the text equals autoregressive decoding token for token as far as the target's pass over many
     nodes gives the same argmax as its pass over one; with float64 arithmetic that is all the time.
 
@@ -198,13 +201,8 @@ def generate_rounds(
     Round
     """
     check = Checker("generate")
-    prompt = np.asarray(prompt_ids)
-    if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"generate: `prompt_ids` has shape {prompt.shape} and dtype {prompt.dtype}, expected (n,) integers, n >= 1"
-        )
-    if prompt.min() < 0 or prompt.max() >= target.vocab_size:
-        raise ArgumentError(f"generate: `prompt_ids` leaves 0..{target.vocab_size - 1}")
+    models = Models("generate", target, drafter)
+    prompt = prompt_tokens("generate", "prompt_ids", prompt_ids, models.vocab_size)
     budget = check.integer("budget", budget, low=0)
     max_new_tokens = check.integer("max_new_tokens", max_new_tokens, low=0)
     temperature = check.real("temperature", temperature)
@@ -213,10 +211,13 @@ def generate_rounds(
     if drafter is None and budget > 0:
         raise ArgumentError(f"generate: `drafter` is None and `budget` {budget}, expected a drafter or budget 0")
     seed = check.integer("seed", seed, low=0)
-    if not isinstance(stop_token_ids, Collection) or isinstance(stop_token_ids, str):
+    is_many = isinstance(stop_token_ids, Collection) and getattr(stop_token_ids, "ndim", 1) > 0
+    if not is_many or isinstance(stop_token_ids, str):
         raise DTypeError(f"generate: `stop_token_ids` is {stop_token_ids!r}, expected a collection of token ids")
-    loop = _Loop(target, drafter, budget, max_new_tokens, temperature, seed, frozenset(stop_token_ids))
-    return loop.run(prompt.astype(np.int32), {"max_children": max_children, "spine": spine})
+    last = models.vocab_size - 1
+    stop = frozenset(check.integer("stop_token_ids", token, low=0, high=last) for token in stop_token_ids)
+    loop = _Loop(models, budget, max_new_tokens, temperature, seed, stop)
+    return loop.run(prompt, {"max_children": max_children, "spine": spine})
 
 
 class _Loop:
@@ -224,27 +225,27 @@ class _Loop:
 
     def __init__(
         self,
-        target: Target,
-        drafter: Drafter | None,
+        models: Models,
         budget: int,
         max_new_tokens: int,
         temperature: float,
         seed: int,
         stop_token_ids: frozenset[int],
     ) -> None:
-        self.target, self.drafter, self.budget = target, drafter, budget
+        self.models, self.drafter = models, models.drafter
+        self.budget = reachable_nodes(budget, models.vocab_size, min(models.draft_len, max(max_new_tokens - 1, 0)))
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.stop_token_ids = stop_token_ids
-        self.uniforms = np.random.default_rng(seed).random(max_new_tokens)  # one a new text position
+        self.random, self.drawn = np.random.default_rng(seed), np.zeros(0)
         self.num_emitted = 0
-        self.drafter_state = drafter.start() if drafter is not None else None
+        self.drafter_state = self.drafter.start() if self.drafter is not None else None
 
     def run(self, prompt: npt.NDArray[np.int32], tree_options: dict[str, Any]) -> Iterator[Round]:
         """Prefill all of the prompt but its last token, then yield rounds until the text is done."""
         max_nodes = max(self.budget + 1, min(PREFILL_NODES, prompt.size))
-        self.kv = tuple(self.target.allocate(prompt.size + self.max_new_tokens, max_nodes))
+        asking = "`prompt_ids`, `max_new_tokens` and `budget`"
+        self.kv = self.models.allocate(asking, prompt.size + self.max_new_tokens, max_nodes)
         self.place = _placer(self.kv[0].ckv)
-        self.uniforms = self.place(self.uniforms)
         for start in range(0, prompt.size - 1, PREFILL_NODES):
             self._prefill(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
         self.root = int(prompt[-1])
@@ -257,7 +258,7 @@ class _Loop:
     def _prefill(self, token_ids: npt.NDArray[np.int32]) -> None:
         count = token_ids.size
         chain = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
-        _, features = self.target.forward(chain._map(self.place), self.kv)
+        _, features = self.models.forward(chain._map(self.place), self.kv)
         whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
         self._commit(whole._map(self.place), features)
 
@@ -273,34 +274,31 @@ class _Loop:
 
         started = time.perf_counter()
         if self.drafter is None or self.budget == 0 or remaining == 1:
-            draft_logits = self.place(np.zeros((0, self.target.vocab_size), np.float32))
+            draft_logits = self.place(np.zeros((0, self.models.vocab_size), np.float32))
         else:
-            draft_logits = self.drafter.propose(self.drafter_state, self.root)
+            draft_logits = self.models.propose(self.drafter_state, self.root)
         drafted = time.perf_counter()
-        tree = build_tree(
-            draft_logits, budget=self.budget, root_token_ids=self.root, max_depth=remaining - 1, **tree_options
-        )
+        limits = {"max_depth": remaining - 1, "check_finite": False, **tree_options}
+        tree = build_tree(draft_logits, budget=self.budget, root_token_ids=self.root, **limits)
         tree = _without_padding(tree)
         built = time.perf_counter()
-        target_logits, features = self.target.forward(tree, self.kv)
+        target_logits, features = self.models.forward(tree, self.kv)
         verified = time.perf_counter()
         if self.temperature == 0:
             targets = greedy_targets(target_logits, num_nodes=tree.num_nodes)
         else:
-            uniforms = self.uniforms[self.num_emitted + np.maximum(tree.depths, 0)]
+            uniforms = self._uniforms(min(self.models.draft_len + 1, remaining))[np.maximum(tree.depths, 0)]
             targets = sample_targets(target_logits, uniforms, temperature=self.temperature, num_nodes=tree.num_nodes)
         result = accept(tree, targets)
+        num_accepted, bonus_token = int(result.num_accepted), int(result.bonus_token)
+        if bonus_token < 0:
+            raise self.models.no_token(context_len + num_accepted + 1)
         self._commit(result, features)
-        self.root = int(result.bonus_token)
-        if self.root < 0:
-            raise ArgumentError(
-                f"generate: the target's logits after {context_len + int(result.num_accepted) + 1} tokens hold NaN or "
-                f"nothing above -inf"
-            )
-        num_accepted = int(result.num_accepted)
+        self.root = bonus_token
         token_ids = [*tree.token_ids[result.accepted[1 : num_accepted + 1]].tolist(), self.root]
         token_ids = self._cut(token_ids)
         self.num_emitted += len(token_ids)
+        self.drawn = self.drawn[len(token_ids) :]
         return Round(
             token_ids=tuple(token_ids),
             num_drafted=min(num_accepted, len(token_ids)),
@@ -312,6 +310,12 @@ class _Loop:
             verify_seconds=verified - built,
             commit_seconds=time.perf_counter() - verified,
         )
+
+    def _uniforms(self, count: int) -> Array:
+        """Return the draws of the next `count` text positions, which depend on the seed and the position alone."""
+        missing = max(count - len(self.drawn), 0)
+        self.drawn = np.concatenate([self.drawn, self.random.random(missing)])
+        return self.place(self.drawn[:count])
 
     def _cut(self, token_ids: list[int]) -> list[int]:
         """End the round's tokens at the first stop token; the tree's depth limit keeps them inside the maximum."""

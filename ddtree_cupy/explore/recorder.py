@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, refuse_odd_array
+from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
 from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.decode.models import PREFILL_NODES, Models, prompt_tokens, reachable_nodes
+from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import commit_kv, greedy_targets, sample_targets
 from ddtree_cupy.tree_build import best_first_tree, top_candidates
@@ -19,15 +20,12 @@ __all__ = ["record"]
 
 Array = Any
 
-PREFILL_NODES = 128  # prompt tokens a prefill pass takes
-
 
 @dataclass(frozen=True)
 class _Settings:
     """What is the same for all prompts."""
 
-    target: Any
-    drafter: Any
+    models: Models
     num_positions: int
     width: int
     max_budget: int
@@ -86,6 +84,9 @@ def record(
 
     Notes
     -----
+    What the models return is checked before it is used, and nothing is returned of a recording that ends in an error.
+    A row of draft logits that holds NaN or +inf is kept as a bad one (no ranks, lse NaN), above which trees end, as
+    live.
     The drafter's state at a position depends on the committed text alone, so one pass over the text serves every
     policy. Logits are rounded to float32 before ranks are taken. Which ranks suffice takes a tree of `max_budget` nodes
     for each position and depth, about 10 ms a position for 256 nodes and 15 depths.
@@ -97,22 +98,30 @@ def record(
     temperature = check.real("temperature", temperature)
     if temperature < 0:
         raise ArgumentError(f"record: `temperature` is {temperature}, expected 0 (greedy) or more")
-    texts = [_tokens(index, prompt, target.vocab_size) for index, prompt in enumerate(prompts)]
+    seed = check.integer("seed", seed, low=0)
+    models = Models("record", target, drafter)
+    texts = [
+        prompt_tokens("record", f"prompts[{index}]", prompt, models.vocab_size)
+        for index, prompt in enumerate(check.items("prompts", prompts))
+    ]
     if not texts:
         raise ArgumentError("record: `prompts` is empty, expected at least one prompt")
-    labels = tuple(names) if names is not None else tuple(f"prompt {index}" for index in range(len(texts)))
+    default = [f"prompt {index}" for index in range(len(texts))]
+    labels = tuple(default if names is None else check.items("names", names, str))
+    about = {} if about is None else about
+    check.kind("about", about, dict)
     if len(labels) != len(texts):
         raise ArgumentError(f"record: `names` has {len(labels)} entries for {len(texts)} prompts")
 
-    settings = _Settings(target, drafter, num_positions, width, max_budget, temperature, seed)
+    settings = _Settings(models, num_positions, width, max_budget, temperature, seed)
     parts = [_Text(settings, text) for text in with_progress(texts, len(texts), "record", "prompt", progress)]
     drafts = [part.candidates for part in parts]
     candidates = Candidates(*(np.concatenate([getattr(d, f.name) for d in drafts]) for f in fields(Candidates)))
     roots = np.concatenate([part.tokens[:num_positions] for part in parts])
     needed = np.concatenate([part.needed for part in parts])
-    row_widths = np.minimum(np.maximum(width, needed), int(target.vocab_size)).astype(np.int32)
+    row_widths = np.minimum(np.maximum(width, needed), models.vocab_size).astype(np.int32)
     kept = int(row_widths.max(initial=0))
-    notes = {"temperature": str(temperature), "seed": str(seed), **(about or {})}
+    notes = {"temperature": str(temperature), "seed": str(seed), **about}
     if kept > width:
         notes["width"] = f"{width} ranks widened to up to {kept} for trees of {max_budget} nodes"
     return Traces(
@@ -123,23 +132,10 @@ def record(
         context_lens=np.concatenate([text.size - 1 + np.arange(num_positions) for text in texts]).astype(np.int32),
         prompt_starts=np.arange(0, num_positions * len(texts) + 1, num_positions, dtype=np.int32),
         prompt_names=labels,
-        vocab_size=int(target.vocab_size),
+        vocab_size=models.vocab_size,
         max_budget=max_budget,
         about=notes,
     ).validate()
-
-
-def _tokens(index: int, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
-    refuse_odd_array("record", f"prompts[{index}]", prompt)
-    tokens = np.asarray(prompt)
-    if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
-        raise ArgumentError(
-            f"record: `prompts[{index}]` has shape {tokens.shape} and dtype {tokens.dtype}, "
-            f"expected (n,) integers, n >= 1"
-        )
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        raise ArgumentError(f"record: `prompts[{index}]` leaves 0..{vocab_size - 1}")
-    return tokens.astype(np.int32)
 
 
 def _cut(candidates: Candidates, row_widths: npt.NDArray[np.int32]) -> Candidates:
@@ -166,7 +162,8 @@ def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArra
     needed = np.ones((batch, draft_len), np.int64)
     for max_depth in range(1, draft_len + 1):
         limits: dict[str, Any] = {"max_depth": max_depth, "max_children": width}
-        tree = best_first_tree(candidates, budget=budget, root_token_ids=np.zeros(batch, np.int32), **limits)
+        most = reachable_nodes(budget, candidates.token_ids.shape[2], max_depth)
+        tree = best_first_tree(candidates, budget=most, root_token_ids=np.zeros(batch, np.int32), **limits)
         taken = np.where(tree.depths > 0, tree.path_scores, 0.0)  # type: ignore[arg-type]
         worst = taken.min(1) - 1e-9  # the sums may round otherwise
         worst[tree.num_nodes <= budget] = -np.inf
@@ -180,40 +177,50 @@ class _Text:
     """One prompt continued autoregressively: `candidates` at each position, `tokens` from the first root on."""
 
     def __init__(self, settings: _Settings, prompt: npt.NDArray[np.int32]) -> None:
-        target, drafter, count = settings.target, settings.drafter, settings.num_positions
-        length = count + int(drafter.draft_len)
-        self.settings, self.drafter_state = settings, drafter.start()
-        self.kv = tuple(target.allocate(prompt.size + length, min(PREFILL_NODES, prompt.size)))
+        models, count = settings.models, settings.num_positions
+        length = count + models.draft_len
+        self.settings, self.models, self.drafter_state = settings, models, models.drafter.start()
+        asking = "`prompts` and `num_positions`"
+        self.kv = models.allocate(asking, prompt.size + length, min(PREFILL_NODES, prompt.size))
         for start in range(0, prompt.size - 1, PREFILL_NODES):
             self._pass(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
-        uniforms = np.random.default_rng(settings.seed).random(length)  # as `decode.generate` draws them
+        random = np.random.default_rng(settings.seed)  # its draws are those of `decode.generate`
         rows: list[tuple[Array, Array, Array]] = []
         tokens = [int(prompt[-1])]
         for position in range(length):
             if position < count:
                 rows.append(self._propose(tokens[-1]))
-            tokens.append(self._next(self._pass(np.array(tokens[-1:], np.int32)), uniforms[position : position + 1]))
+            token = self._next(self._pass(np.array(tokens[-1:], np.int32)), random.random(1))
+            if token < 0:
+                raise models.no_token(prompt.size + position)
+            tokens.append(token)
         self.tokens = np.array(tokens, np.int32)
-        windows = np.lib.stride_tricks.sliding_window_view(self.tokens[1:], int(drafter.draft_len) + 1)
+        windows = np.lib.stride_tricks.sliding_window_view(self.tokens[1:], models.draft_len + 1)
         self.continuations = windows[:count].copy()
         self.candidates = Candidates(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
         self.needed = _ranks_needed(self.candidates, settings.max_budget, settings.width)
 
     def _propose(self, root: int) -> tuple[Array, Array, Array]:
-        logits = self.settings.drafter.propose(self.drafter_state, root)
+        logits = self.models.propose(self.drafter_state, root)
+        if len(logits) != self.models.draft_len:
+            raise ShapeError(
+                f"record: `drafter.propose(...)` is {logits.shape}, expected ({self.models.draft_len}, "
+                f"{self.models.vocab_size}): `drafter.draft_len` rows at every position"
+            )
         logits = logits.astype(np.float32) if logits.dtype == np.float64 else logits
         # no tree of max_budget nodes can use rank max_budget, whatever its limits
-        top = top_candidates(logits, max(self.settings.max_budget + 1, self.settings.width))._on_host()
+        most = max(self.settings.max_budget + 1, self.settings.width)
+        top = top_candidates(logits, min(most, self.models.vocab_size), check_finite=False)._on_host()
         return top.token_ids, top.logits, top.lse
 
     def _pass(self, token_ids: npt.NDArray[np.int32]) -> Array:
         """Run a chain through the target, commit all of it, and return the logits."""
         count = token_ids.size
         tree = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
-        logits, features = self.settings.target.forward(tree._map(self._place), self.kv)
+        logits, features = self.models.forward(tree._map(self._place), self.kv)
         whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
         self.kv = commit_kv(self.kv, whole._map(self._place))
-        self.drafter_state = self.settings.drafter.observe(self.drafter_state, features)
+        self.drafter_state = self.models.drafter.observe(self.drafter_state, features)
         return logits
 
     def _next(self, logits: Array, uniform: Array) -> int:

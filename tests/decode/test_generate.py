@@ -8,7 +8,7 @@ from scipy import stats
 from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy.decode import generate, generate_rounds
-from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 
 def plain_text(target, prompt, count):
@@ -79,6 +79,15 @@ def test_generate_stops_at_first_stop_token_and_keeps_it():
         assert result.token_ids.tolist() == cut
 
 
+def test_generate_takes_stop_tokens_of_every_collection():
+    target = TableTarget(seed=1)
+    arguments = {"budget": 8, "max_new_tokens": 30}
+    expected = generate(target, NoisyDrafter(target), [0], stop_token_ids=[3], **arguments).token_ids.tolist()
+    for stop in ((3,), {3}, np.array([3]), bytes([3]), range(3, 4)):
+        found = generate(target, NoisyDrafter(target), [0], stop_token_ids=stop, **arguments)
+        assert found.token_ids.tolist() == expected
+
+
 def test_generate_counts_passes_and_drafts():
     target = TableTarget(seed=2)
     drafter = NoisyDrafter(target, 0.0)  # knows the greedy text, so every draft is accepted
@@ -119,6 +128,27 @@ def test_generate_rounds_yields_the_rounds_of_generate():
         ({"temperature": -0.1}, ArgumentError, "temperature"),
         ({"temperature": np.nan}, ArgumentError, "temperature"),
         ({"drafter": None}, ArgumentError, "drafter"),
+        ({"prompt_ids": [[1], [2, 3]]}, ShapeError, "`prompt_ids` is ragged"),
+        ({"prompt_ids": "abc"}, ArgumentError, "prompt_ids"),
+        ({"prompt_ids": np.ma.masked_array([1, 2])}, DTypeError, "`prompt_ids` is a masked array"),
+        ({"budget": "8"}, DTypeError, "budget"),
+        ({"max_new_tokens": 4.0}, DTypeError, "max_new_tokens"),
+        ({"temperature": "hot"}, DTypeError, "temperature"),
+        ({"seed": -1}, ArgumentError, "seed"),
+        ({"seed": None}, DTypeError, "seed"),
+        ({"stop_token_ids": [[1]]}, DTypeError, r"`stop_token_ids` is \[1\], expected an integer"),
+        ({"stop_token_ids": np.array([[1]])}, DTypeError, "stop_token_ids"),
+        ({"stop_token_ids": np.array(1)}, DTypeError, "stop_token_ids"),
+        ({"stop_token_ids": ["a"]}, DTypeError, "`stop_token_ids` is 'a', expected an integer"),
+        ({"stop_token_ids": "a"}, DTypeError, "`stop_token_ids` is 'a', expected a collection"),
+        ({"stop_token_ids": [1.0]}, DTypeError, "`stop_token_ids` is 1.0, expected an integer"),
+        ({"stop_token_ids": [True]}, DTypeError, "stop_token_ids"),
+        ({"stop_token_ids": 1}, DTypeError, "stop_token_ids"),
+        ({"stop_token_ids": None}, DTypeError, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, ArgumentError, r"`stop_token_ids` is -1, expected an integer in 0\.\.4"),
+        ({"stop_token_ids": [5]}, ArgumentError, "stop_token_ids"),
+        ({"max_children": "a"}, DTypeError, "max_children"),
+        ({"spine": -1}, ArgumentError, "spine"),
     ],
 )
 def test_generate_rejects(changed, error, words):

@@ -1,0 +1,186 @@
+"""What every loop checks of its two models: that they can be called, and that each answer fits before it is used."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker, host_array
+from ddtree_cupy._dispatch import backend_of
+from ddtree_cupy.containers import DraftTree, PagedKV
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
+
+__all__ = ["PREFILL_NODES", "Models", "prompt_tokens", "reachable_nodes"]
+
+Array = Any
+
+PREFILL_NODES = 128  # prompt tokens a prefill pass takes
+MOST_POSITIONS = np.iinfo(np.int32).max  # lengths and positions are int32
+
+_TARGET, _DRAFTER = ("vocab_size", "allocate", "forward"), ("draft_len", "start", "observe", "propose")
+
+
+def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
+    """Return a prompt as int32 (n,), n >= 1, after checking it.
+
+    Parameters
+    ----------
+    function, name : str
+        The caller and its name of the prompt, for messages.
+    prompt : integer array_like, shape (n,)
+    vocab_size : int
+    """
+    tokens = host_array(function, name, prompt)
+    if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
+        raise ArgumentError(
+            f"{function}: `{name}` has shape {tokens.shape} and dtype {tokens.dtype}, expected (n,) integers, n >= 1"
+        )
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ArgumentError(f"{function}: `{name}` leaves 0..{vocab_size - 1}")
+    return tokens.astype(np.int32)
+
+
+def reachable_nodes(budget: int, vocab_size: int, depth: int) -> int:
+    """Return how many nodes besides the root a tree of `budget` can have: at most V + V^2 + .. V^depth.
+
+    Parameters
+    ----------
+    budget, vocab_size, depth : int
+
+    Examples
+    --------
+    >>> reachable_nodes(10**12, 5, 2), reachable_nodes(7, 5, 2)
+    (30, 7)
+    """
+    if vocab_size == 1:
+        return min(budget, depth)
+    level, found = 1, 0
+    while depth > 0 and found < budget:
+        level, depth = level * vocab_size, depth - 1
+        found += level
+    return min(budget, found)
+
+
+class Models:
+    """A target and a drafter on behalf of one function; an answer that does not fit raises before it is used.
+
+    Parameters
+    ----------
+    function : str
+        The caller, for messages.
+    target, drafter : Target, Drafter or None
+    """
+
+    def __init__(self, function: str, target: Any, drafter: Any) -> None:
+        self.function, self.target, self.drafter = function, target, drafter
+        check = Checker(function)
+        for name, model, wanted in (("target", target, _TARGET), ("drafter", drafter, _DRAFTER)):
+            missing = [part for part in wanted if not hasattr(model, part)]
+            if missing and not (name == "drafter" and model is None):
+                raise DTypeError(
+                    f"{function}: `{name}` is {type(model).__name__} without `{missing[0]}`, expected what "
+                    f"decode.{name.capitalize()} asks: {', '.join(wanted)}"
+                )
+        self.vocab_size = check.integer("target.vocab_size", target.vocab_size, low=1, high=MOST_POSITIONS)
+        self.draft_len = 0 if drafter is None else check.integer("drafter.draft_len", drafter.draft_len, low=0)
+
+    def allocate(self, names: str, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
+        """Return the target's empty caches.
+
+        Parameters
+        ----------
+        names : str
+            The arguments that ask for their size, for messages.
+        max_context, max_nodes : int
+            As in `Target.allocate`.
+        """
+        room = max_context + max_nodes
+        if room > MOST_POSITIONS:
+            raise ArgumentError(
+                f"{self.function}: {names} ask for {room} positions of cache, expected at most {MOST_POSITIONS}"
+            )
+        try:
+            found = self.target.allocate(max_context, max_nodes)
+        except MemoryError as error:
+            raise ArgumentError(
+                f"{self.function}: {names} ask for {room} positions of cache, for which `target.allocate` has no "
+                f"memory; expected less"
+            ) from error
+        is_sequence = isinstance(found, Sequence) and len(found) > 0
+        if not is_sequence or not all(isinstance(kv, PagedKV) for kv in found):
+            raise DTypeError(
+                f"{self.function}: `target.allocate` returned {type(found).__name__}, expected a sequence of PagedKV"
+            )
+        for layer, kv in enumerate(found):
+            size = kv.page_table.shape[-1] * kv.page_size
+            if kv.is_batched or size < room or int(kv.context_lens) != 0:
+                what = "a batch" if kv.is_batched else f"{size} positions, {int(kv.context_lens)} of them in use"
+                raise ShapeError(
+                    f"{self.function}: `target.allocate(...)[{layer}]` holds {what}, expected an empty unbatched cache "
+                    f"of {room} positions, for which {names} ask"
+                )
+        self._like = found[0].ckv
+        return tuple(found)
+
+    def propose(self, state: Any, root_token_id: int) -> Array:
+        """Return the drafter's logits, float (L or fewer, V), in the array library of the caches.
+
+        Parameters
+        ----------
+        state : object
+            Of the drafter.
+        root_token_id : int
+        """
+        name = "drafter.propose(...)"
+        logits = self.drafter.propose(state, root_token_id)
+        self._check_logits(name, logits, "draft_len")
+        if len(logits) > self.draft_len:
+            raise ShapeError(
+                f"{self.function}: `{name}` is {logits.shape}, expected ({self.draft_len}, {self.vocab_size}): at most "
+                f"`drafter.draft_len` rows"
+            )
+        return logits
+
+    def forward(self, tree: DraftTree, kv: Sequence[PagedKV]) -> tuple[Array, Array]:
+        """Return the target's logits, float (N, V), and features (N, F), which are checked if there is a drafter.
+
+        Parameters
+        ----------
+        tree : DraftTree
+            Unbatched, N nodes.
+        kv : sequence of PagedKV
+        """
+        answer = self.target.forward(tree, kv)
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
+            raise DTypeError(
+                f"{self.function}: `target.forward` returned {type(answer).__name__}, expected (logits, features)"
+            )
+        logits, features = answer
+        rows = len(tree.token_ids)
+        self._check_logits("target.forward(...)[0]", logits, "num_nodes", rows)
+        if self.drafter is not None:
+            name = "target.forward(...)[1]"
+            check = self._checker(name, features)
+            check.array(name, features, (rows, "num_features"))
+        return logits, features
+
+    def no_token(self, context_len: int) -> ArgumentError:
+        """Return the error of a target without a token after `context_len` tokens of text."""
+        return ArgumentError(
+            f"{self.function}: the target's logits after {context_len} tokens hold NaN or nothing above -inf"
+        )
+
+    def _checker(self, name: str, array: Array) -> Checker:
+        """Return a checker that knows V, once the array is of the library of the caches."""
+        check = Checker(self.function)
+        check.backend(**{name: array, "target.allocate(...)[0].ckv": self._like})
+        check.sizes["vocab_size"] = (self.vocab_size, "target")
+        return check
+
+    def _check_logits(self, name: str, logits: Array, axis: str, rows: int | None = None) -> None:
+        check = self._checker(name, logits)
+        if rows is not None:
+            check.sizes[axis] = (rows, "tree")
+        on_reference = backend_of(check, **{name: logits}) == "numpy"
+        check.array(name, logits, (axis, "vocab_size"), FLOATS_AND_F64 if on_reference else FLOATS)
