@@ -141,7 +141,7 @@ def generate(
     ------
     ShapeError, DTypeError, ArgumentError
         The message names the argument, what it is and what was expected. So it does where a model answers in another
-        shape, dtype or array library than its protocol says, or the target has no number above -inf after the text.
+        shape, dtype or array library than its protocol says, or the target's logits after the text name no token.
 
     Notes
     -----
@@ -284,11 +284,12 @@ class _Loop:
         built = time.perf_counter()
         target_logits, features = self.models.forward(tree, self.kv)
         verified = time.perf_counter()
+        options: dict[str, Any] = {"num_nodes": tree.num_nodes, "on_bad_row": "mark"}  # only the path's rows matter
         if self.temperature == 0:
-            targets = greedy_targets(target_logits, num_nodes=tree.num_nodes)
+            targets = greedy_targets(target_logits, **options)
         else:
             uniforms = self._uniforms(min(self.models.draft_len + 1, remaining))[np.maximum(tree.depths, 0)]
-            targets = sample_targets(target_logits, uniforms, temperature=self.temperature, num_nodes=tree.num_nodes)
+            targets = sample_targets(target_logits, uniforms, temperature=self.temperature, **options)
         result = accept(tree, targets)
         num_accepted, bonus_token = int(result.num_accepted), int(result.bonus_token)
         if bonus_token < 0:

@@ -168,7 +168,8 @@ class Models:
     def no_token(self, context_len: int) -> ArgumentError:
         """Return the error of a target without a token after `context_len` tokens of text."""
         return ArgumentError(
-            f"{self.function}: the target's logits after {context_len} tokens hold NaN or nothing above -inf"
+            f"{self.function}: the target's logits after {context_len} tokens name no token: they hold NaN, nothing "
+            f"above -inf, or +inf while sampling"
         )
 
     def _checker(self, name: str, array: Array) -> Checker:

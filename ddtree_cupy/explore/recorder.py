@@ -225,8 +225,9 @@ class _Text:
 
     def _next(self, logits: Array, uniform: Array) -> int:
         if self.settings.temperature == 0:
-            return int(greedy_targets(logits)[0])
-        return int(sample_targets(logits, self._place(uniform), temperature=self.settings.temperature)[0])
+            return int(greedy_targets(logits, on_bad_row="mark")[0])
+        uniforms, temperature = self._place(uniform), self.settings.temperature
+        return int(sample_targets(logits, uniforms, temperature=temperature, on_bad_row="mark")[0])
 
     def _place(self, array: Array) -> Array:
         """Move a host array to the library of the target's caches."""

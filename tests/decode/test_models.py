@@ -167,9 +167,10 @@ class BadRowDrafter(NoisyDrafter):
         return logits
 
 
+@pytest.mark.emulate
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("row", [0, 2])
-def test_a_bad_draft_row_ends_the_tree_above_it(kernels, row, value):
+def test_a_bad_draft_row_ends_the_tree_above_it(row, value):
     target = Float32Target(seed=2)
     arguments = {"budget": 8, "max_new_tokens": 12}
     plain = generate(target, None, [0], budget=0, max_new_tokens=12)
@@ -178,11 +179,10 @@ def test_a_bad_draft_row_ends_the_tree_above_it(kernels, row, value):
     assert found.token_ids.tolist() == plain.token_ids.tolist()
     assert all(int(r.tree.depths.max()) <= row for r in found.rounds)
     assert [int(r.tree.status) for r in rounds[:-1]] == [1] * (len(rounds) - 1)
-    if kernels.name == "emulate":
-        with emulate.active():
-            emulated = generate(target, BadRowDrafter(target, row, value), [0], **arguments)
-        assert [r.token_ids for r in emulated.rounds] == [r.token_ids for r in found.rounds]
-        assert [int(r.tree.status) for r in emulated.rounds] == [int(r.tree.status) for r in found.rounds]
+    with emulate.active():
+        emulated = generate(target, BadRowDrafter(target, row, value), [0], **arguments)
+    assert [r.token_ids for r in emulated.rounds] == [r.token_ids for r in found.rounds]
+    assert [int(r.tree.status) for r in emulated.rounds] == [int(r.tree.status) for r in found.rounds]
 
 
 def test_a_bad_draft_row_is_recorded_and_replayed_as_it_is_live():
@@ -199,9 +199,31 @@ def test_a_bad_draft_row_is_recorded_and_replayed_as_it_is_live():
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_target_without_a_token_is_rejected(loop):
     target = OddTarget(lambda x, f: (np.full_like(x, -np.inf), f))
-    with pytest.raises(ArgumentError, match="-inf"):
+    with pytest.raises(ArgumentError, match=rf"^{loop}: the target's logits after \d+ tokens name no token"):
         run(loop, target, NoisyDrafter(target))
     assert target.passes == 3
+
+
+@pytest.mark.emulate
+def test_bad_target_rows_that_the_walk_never_reaches_change_nothing():
+    class Target(Float32Target):
+        def forward(self, tree, kv):
+            logits, features = super().forward(tree, kv)
+            reached, node = [], 0
+            while node >= 0:
+                reached.append(node)
+                children = np.flatnonzero((tree.parents == node) & (tree.token_ids == logits[node].argmax()))
+                node = int(children[0]) if children.size else -1
+            logits[np.setdiff1d(np.arange(len(logits)), reached)] = np.nan
+            return logits, features
+
+    plain = generate(Float32Target(), None, [0], budget=0, max_new_tokens=12)
+    target = Target()
+    found = generate(target, NoisyDrafter(target), [0], budget=8, max_new_tokens=12)
+    assert found.token_ids.tolist() == plain.token_ids.tolist()
+    with emulate.active():
+        emulated = generate(target, BadRowDrafter(target, 3, -np.inf), [0], budget=8, max_new_tokens=12)
+    assert emulated.token_ids.tolist() == plain.token_ids.tolist()
 
 
 @given(budget=st.integers(0, 10**13), vocab_size=st.integers(1, 6), depth=st.integers(0, 5))
