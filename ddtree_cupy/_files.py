@@ -23,7 +23,7 @@ from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, WeightsEr
 
 HEADER = "__header__"  # the array that holds a file's JSON, as bytes
 
-_MAX_JSON_BYTES = 64 << 20
+_MAX_JSON_BYTES = 4 << 20  # empty lists take 25 times as much in memory
 _MAX_ARRAY_HEADER = 10_000  # characters; NumPy's own limit
 _FREE_BYTES = 256 << 20  # what any file may take in memory ...
 _MAX_RATIO = 100  # ... or this many times its own size, if that is more; weights and traces take 1 to 10 times
@@ -68,7 +68,10 @@ def _umask() -> int:
 
 def write_arrays(path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write one compressed `.npz` file that `open_arrays` reads."""
-    contents: dict[str, Any] = {HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays}
+    raw = json.dumps(header).encode()
+    if len(raw) > _MAX_JSON_BYTES:
+        raise ArgumentError(f"{path}: names and notes take {len(raw):,} bytes, expected at most {_MAX_JSON_BYTES:,}")
+    contents: dict[str, Any] = {HEADER: np.frombuffer(raw, np.uint8), **arrays}
     with written_whole(path) as stream:
         np.savez_compressed(stream, **contents)
 
@@ -166,8 +169,11 @@ class ArrayFile:
 
     def read_header(self, format_name: str) -> dict[str, Any] | None:
         """Return the JSON header, or None where there is none of this format."""
-        raw = self.read(HEADER).tobytes() if HEADER in self.names else b"null"
-        header = parse_json(raw) if len(raw) <= _MAX_JSON_BYTES else None
+        if HEADER not in self.names:
+            return None
+        if self._members[HEADER].file_size > _MAX_JSON_BYTES + _MAX_ARRAY_HEADER:
+            raise ValueError(f"its header is longer than {_MAX_JSON_BYTES:,} bytes")
+        header = parse_json(self.read(HEADER).tobytes())
         return header if isinstance(header, dict) and header.get("format") == format_name else None
 
     def read_arrays(self) -> dict[str, npt.NDArray[Any]]:

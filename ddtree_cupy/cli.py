@@ -3,6 +3,7 @@
 import argparse
 import codecs
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -169,9 +170,10 @@ def _show_text(prompt: str, stream: Iterator[Any]) -> Iterator[Any]:
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     before, after = ("\033[4;32m", "\033[0m") if coloured else ("‹", "›")
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    begun = list(itertools.islice(stream, 1))  # what is refused is refused before anything is printed
     print(f"accepted drafts are marked {before}like this{after}\n")
     show(prompt, end="")
-    for finished in stream:
+    for finished in itertools.chain(begun, stream):
         drafted = decoder.decode(bytes(finished.token_ids[: finished.num_drafted]))
         if drafted:
             print(before, end="")

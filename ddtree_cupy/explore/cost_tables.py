@@ -10,6 +10,7 @@ import numpy as np
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy._files import read_json, written_whole
+from ddtree_cupy._terminal import escaped
 from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore.costs import CostModel
 
@@ -70,7 +71,7 @@ class CostTable:
             raise ArgumentError("CostTable: `rows` measures one (heads, nodes, context) twice")
 
     def __repr__(self) -> str:
-        about = ", ".join(self.about[name] for name in ("variant", "gpu", "date"))
+        about = ", ".join(escaped(self.about[name]) for name in ("variant", "gpu", "date"))
         return f"CostTable({about}, rows={len(self.rows)})"
 
     @classmethod

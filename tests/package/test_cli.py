@@ -128,12 +128,28 @@ def test_tree_rejects_unreadable_files(kind, tmp_path, capsys):
         ["decode", "x", "--budget", "-2"],
         ["decode", "x", "--temperature", "-1"],
         ["decode", "x", "--max-new-tokens", "-1"],
+        ["decode", "x", "--budget", "1000000"],
+        ["decode", "x", "--seed", "-1"],
+        ["decode", "x", "--temperature", "nan"],
     ],
 )
 def test_commands_reject_bad_arguments_in_one_sentence(arguments, logits_file, capsys):
     assert main([str(logits_file) if argument == "LOGITS" else argument for argument in arguments]) == 1
     captured = capsys.readouterr()
+    assert captured.out == ""
     assert captured.err.startswith("ddtree: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("budget", [10**6, 2**31 - 2])
+def test_tree_of_a_huge_budget_is_the_full_tree_or_one_sentence(budget, logits_file, tmp_path, capsys):
+    np.save(tmp_path / "small.npy", np.zeros((2, 3), np.float32))
+    assert main(["tree", str(tmp_path / "small.npy"), "--budget", str(budget), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 13
+    assert main(["tree", str(logits_file), "--budget", str(budget)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"ddtree: build_tree: `budget` is {budget}, expected at most ")
     assert captured.err.count("\n") == 1
 
 

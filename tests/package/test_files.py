@@ -1,6 +1,7 @@
 """Files that the library writes and reads: whole or not at all, and never more memory than the file is worth."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from ddtree_cupy.decode.tiny import TinyTarget
 from ddtree_cupy.decode.tiny.config import DrafterConfig, TargetConfig
 from ddtree_cupy.decode.tiny.drafter import DRAFTER_WEIGHTS
 from ddtree_cupy.decode.tiny.weights import load_weights, save_weights
-from ddtree_cupy.errors import WeightsError
+from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore import CostTable, Traces, record
 from ddtree_cupy.explore import traces as traces_module
 from ddtree_cupy.explore.__main__ import main as explore
@@ -220,6 +221,24 @@ def test_reading_never_allocates_what_only_a_header_declares(read, tmp_path):
     said, peak = peak_of(read, path)
     assert "40,000,000,000 bytes, and holds 0" in said
     assert peak < 20 << 20
+
+
+@pytest.mark.parametrize("read", [read_weights, read_traces])
+def test_reading_never_parses_a_header_that_is_too_long(read, tmp_path):
+    path = tmp_path / "file.npz"
+    write_valid(read, path)
+    lists = np.frombuffer(b"[" + b"[]," * (20 << 20) + b"[]]", np.uint8)
+    rewrite(path, lambda members: {"__header__.npy": npy_of(lists)})
+    said, peak = peak_of(read, path)
+    assert "its header is longer than 4,194,304 bytes" in said
+    assert peak < 20 << 20
+
+
+def test_traces_of_too_long_names_are_refused_before_a_file_is_made(tmp_path):
+    traces = dataclasses.replace(toy_traces(), about={"text": "x" * (5 << 20)})
+    with pytest.raises(ArgumentError, match="names and notes take"):
+        traces.save(tmp_path / "file.npz")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_traces_whose_rows_would_take_too_much_are_refused_before_they_are_expanded(tmp_path, monkeypatch):
