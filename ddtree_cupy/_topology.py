@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = Any
+MOST_NODES = 65_535  # of one tree, root included; its rows of visibility take 512 MiB
 
 _device: list[Callable[[Array, Array], "Topology"]] = []  # how to derive it on a GPU, from `register_device`
 
@@ -34,6 +35,34 @@ def count_nodes(token_ids: Array, parents: Array) -> Array:
     linked = parents >= 0
     linked[:, :1] = token_ids[:, :1] >= 0
     return np.cumprod(linked, axis=1).sum(axis=1).astype(np.int32)
+
+
+def fillable_nodes(
+    budget: int,
+    draft_len: int,
+    width: int,
+    max_depth: int | None = None,
+    max_children: int | tuple[int, ...] | None = None,
+) -> int:
+    """Return how many of `budget` nodes the full tree has besides the root, with `width` candidates a depth.
+
+    Examples
+    --------
+    >>> fillable_nodes(10**12, 2, 5), fillable_nodes(7, 2, 5), fillable_nodes(10**12, 4, 5, max_children=1)
+    (30, 7, 4)
+    """
+    level, total = 1, 0
+    for depth in range(draft_len if max_depth is None else min(draft_len, max_depth)):
+        limit = width
+        if isinstance(max_children, int):
+            limit = min(width, max_children)
+        elif max_children is not None:
+            limit = min(width, max_children[depth]) if depth < len(max_children) else 0
+        level *= limit
+        total += level
+        if level == 0 or total >= budget:
+            break
+    return min(total, budget)
 
 
 def words_per_row(num_nodes: int) -> int:

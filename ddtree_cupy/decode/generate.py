@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import AcceptResult, DraftTree
-from ddtree_cupy.decode.models import PREFILL_NODES, Models, prompt_tokens, reachable_nodes
+from ddtree_cupy.decode.models import PREFILL_NODES, Models, prompt_tokens
 from ddtree_cupy.decode.protocols import Drafter, Target
 from ddtree_cupy.errors import ArgumentError, DTypeError
 from ddtree_cupy.tree_accept import accept, commit_kv, greedy_targets, sample_targets
@@ -216,6 +216,7 @@ def generate_rounds(
         raise DTypeError(f"generate: `stop_token_ids` is {stop_token_ids!r}, expected a collection of token ids")
     last = models.vocab_size - 1
     stop = frozenset(check.integer("stop_token_ids", token, low=0, high=last) for token in stop_token_ids)
+    budget = models.most_nodes("budget", budget, max(max_new_tokens - 1, 0), max_children)
     loop = _Loop(models, budget, max_new_tokens, temperature, seed, stop)
     return loop.run(prompt, {"max_children": max_children, "spine": spine})
 
@@ -232,8 +233,7 @@ class _Loop:
         seed: int,
         stop_token_ids: frozenset[int],
     ) -> None:
-        self.models, self.drafter = models, models.drafter
-        self.budget = reachable_nodes(budget, models.vocab_size, min(models.draft_len, max(max_new_tokens - 1, 0)))
+        self.models, self.drafter, self.budget = models, models.drafter, budget
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.stop_token_ids = stop_token_ids
         self.random, self.drawn = np.random.default_rng(seed), np.zeros(0)

@@ -8,10 +8,11 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker, host_array
 from ddtree_cupy._dispatch import backend_of
+from ddtree_cupy._topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.containers import DraftTree, PagedKV
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
-__all__ = ["PREFILL_NODES", "Models", "prompt_tokens", "reachable_nodes"]
+__all__ = ["PREFILL_NODES", "Models", "prompt_tokens"]
 
 Array = Any
 
@@ -41,27 +42,6 @@ def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: i
     return tokens.astype(np.int32)
 
 
-def reachable_nodes(budget: int, vocab_size: int, depth: int) -> int:
-    """Return how many nodes besides the root a tree of `budget` can have: at most V + V^2 + .. V^depth.
-
-    Parameters
-    ----------
-    budget, vocab_size, depth : int
-
-    Examples
-    --------
-    >>> reachable_nodes(10**12, 5, 2), reachable_nodes(7, 5, 2)
-    (30, 7)
-    """
-    if vocab_size == 1:
-        return min(budget, depth)
-    level, found = 1, 0
-    while depth > 0 and found < budget:
-        level, depth = level * vocab_size, depth - 1
-        found += level
-    return min(budget, found)
-
-
 class Models:
     """A target and a drafter on behalf of one function; an answer that does not fit raises before it is used.
 
@@ -84,6 +64,23 @@ class Models:
                 )
         self.vocab_size = check.integer("target.vocab_size", target.vocab_size, low=1, high=MOST_POSITIONS)
         self.draft_len = 0 if drafter is None else check.integer("drafter.draft_len", drafter.draft_len, low=0)
+
+    def most_nodes(self, name: str, budget: int, depth: int, max_children: Any = None) -> int:
+        """Return how many of `budget` nodes a tree can have besides the root, whatever the drafter proposes.
+
+        Parameters
+        ----------
+        name : str
+            Of the budget, for messages.
+        budget, depth : int
+        max_children : int, optional
+            Other limits are left to `build_tree`.
+        """
+        limit = max_children if isinstance(max_children, int) else None
+        found = fillable_nodes(budget, self.draft_len, self.vocab_size, depth, limit)
+        if found >= MOST_NODES:
+            raise ArgumentError(f"{self.function}: `{name}` is {budget}, expected at most {MOST_NODES - 1}")
+        return found
 
     def allocate(self, names: str, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
         """Return the target's empty caches.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
 from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree
-from ddtree_cupy.decode.models import PREFILL_NODES, Models, prompt_tokens, reachable_nodes
+from ddtree_cupy.decode.models import PREFILL_NODES, Models, prompt_tokens
 from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import commit_kv, greedy_targets, sample_targets
@@ -100,6 +100,7 @@ def record(
         raise ArgumentError(f"record: `temperature` is {temperature}, expected 0 (greedy) or more")
     seed = check.integer("seed", seed, low=0)
     models = Models("record", target, drafter)
+    most_nodes = models.most_nodes("max_budget", max_budget, models.draft_len)
     texts = [
         prompt_tokens("record", f"prompts[{index}]", prompt, models.vocab_size)
         for index, prompt in enumerate(check.items("prompts", prompts))
@@ -113,7 +114,7 @@ def record(
     if len(labels) != len(texts):
         raise ArgumentError(f"record: `names` has {len(labels)} entries for {len(texts)} prompts")
 
-    settings = _Settings(models, num_positions, width, max_budget, temperature, seed)
+    settings = _Settings(models, num_positions, width, most_nodes, temperature, seed)
     parts = [_Text(settings, text) for text in with_progress(texts, len(texts), "record", "prompt", progress)]
     drafts = [part.candidates for part in parts]
     candidates = Candidates(*(np.concatenate([getattr(d, f.name) for d in drafts]) for f in fields(Candidates)))
@@ -162,8 +163,7 @@ def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArra
     needed = np.ones((batch, draft_len), np.int64)
     for max_depth in range(1, draft_len + 1):
         limits: dict[str, Any] = {"max_depth": max_depth, "max_children": width}
-        most = reachable_nodes(budget, candidates.token_ids.shape[2], max_depth)
-        tree = best_first_tree(candidates, budget=most, root_token_ids=np.zeros(batch, np.int32), **limits)
+        tree = best_first_tree(candidates, budget=budget, root_token_ids=np.zeros(batch, np.int32), **limits)
         taken = np.where(tree.depths > 0, tree.path_scores, 0.0)  # type: ignore[arg-type]
         worst = taken.min(1) - 1e-9  # the sums may round otherwise
         worst[tree.num_nodes <= budget] = -np.inf

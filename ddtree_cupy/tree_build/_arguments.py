@@ -8,12 +8,11 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy._dispatch import backend_of
-from ddtree_cupy._topology import words_per_row
+from ddtree_cupy._topology import MOST_NODES, fillable_nodes, words_per_row
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 Array = Any
-MOST_NODES = 65_535  # of one tree, root included; its rows of visibility take 512 MiB
 MOST_PADDED = 1024  # a larger default capacity is no larger than the full tree; memory grows with its square
 Container = TypeVar("Container", Candidates, DraftTree)
 
@@ -113,31 +112,13 @@ def capacity_of(
         )
     if largest <= MOST_PADDED:
         return largest
-    filled = _fillable(largest, *rows, options["max_depth"], options["max_children"])
+    filled = fillable_nodes(largest, *rows, options["max_depth"], options["max_children"])
     if filled >= MOST_NODES:
         raise ArgumentError(
             f"{check.function}: `budget` is {largest}, expected at most {MOST_NODES - 1} where the candidates can fill "
             f"as many nodes"
         )
     return filled
-
-
-def _fillable(
-    budget: int, draft_len: int, width: int, max_depth: int | None, max_children: int | tuple[int, ...] | None
-) -> int:
-    """Return how many of `budget` nodes the full tree has besides the root; no value of a candidate is read."""
-    level, total = 1, 0
-    for depth in range(draft_len if max_depth is None else min(draft_len, max_depth)):
-        limit = width
-        if isinstance(max_children, int):
-            limit = min(width, max_children)
-        elif max_children is not None:
-            limit = min(width, max_children[depth]) if depth < len(max_children) else 0
-        level *= limit
-        total += level
-        if level == 0 or total >= budget:
-            break
-    return min(total, budget)
 
 
 def values_of(check: Checker, batch: int, **given: int | Array) -> list[npt.NDArray[np.int32]]:

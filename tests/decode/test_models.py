@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import PagedKV, emulate
+from ddtree_cupy._topology import fillable_nodes
 from ddtree_cupy.decode import generate, generate_rounds
-from ddtree_cupy.decode.models import reachable_nodes
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 from ddtree_cupy.explore import BestFirst, record, score
@@ -227,8 +227,16 @@ def test_bad_target_rows_that_the_walk_never_reaches_change_nothing():
 
 
 @given(budget=st.integers(0, 10**13), vocab_size=st.integers(1, 6), depth=st.integers(0, 5))
-def test_reachable_nodes_are_those_of_the_full_tree(budget, vocab_size, depth):
-    assert reachable_nodes(budget, vocab_size, depth) == min(budget, sum(vocab_size**d for d in range(1, depth + 1)))
+def test_fillable_nodes_are_those_of_the_full_tree(budget, vocab_size, depth):
+    assert fillable_nodes(budget, depth, vocab_size) == min(budget, sum(vocab_size**d for d in range(1, depth + 1)))
+
+
+def test_a_chain_takes_any_budget():
+    target, drafter = TinyTarget.load(), TinyDrafter.load()
+    found, expected = (
+        generate(target, drafter, [1], budget=budget, max_new_tokens=9, max_children=1) for budget in (10**9, 15)
+    )
+    assert [r.token_ids for r in found.rounds] == [r.token_ids for r in expected.rounds]
 
 
 def test_a_budget_beyond_the_full_tree_costs_no_more():
@@ -278,8 +286,10 @@ def test_lengths_beyond_int32_are_rejected_before_anything_is_made(count):
     target, drafter = TinyTarget.load(), TinyDrafter.load()
     with pytest.raises(ArgumentError, match=r"^generate: .*`max_new_tokens`.* ask for \d+ positions of cache"):
         generate(target, drafter, [1], budget=8, max_new_tokens=count)
-    with pytest.raises(ArgumentError, match=r"^generate: .*`budget` ask for"):
+    with pytest.raises(ArgumentError, match=rf"^generate: `budget` is {count}, expected at most 65534"):
         generate(target, drafter, [1], budget=count, max_new_tokens=50)
+    with pytest.raises(ArgumentError, match=rf"^record: `max_budget` is {count}, expected at most 65534"):
+        record(target, drafter, [[1]], num_positions=1, max_budget=count, progress=False)
     with pytest.raises(ArgumentError, match=r"^record: .*`num_positions` ask for"):
         record(target, drafter, [[1]], num_positions=count, progress=False)
 

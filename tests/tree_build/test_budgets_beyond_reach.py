@@ -9,7 +9,7 @@ from ddtree_cupy import best_first_tree, build_tree, top_candidates
 from ddtree_cupy.cli import main
 from ddtree_cupy.errors import ArgumentError, DDTreeError
 from ddtree_cupy.testing import assert_identical
-from ddtree_cupy.tree_build._arguments import _fillable
+from ddtree_cupy._topology import fillable_nodes
 
 LOGITS = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
 HUGE = [1_000_000, 2**31 - 2]
@@ -121,4 +121,4 @@ def test_the_command_line_takes_a_huge_budget(tmp_path, capsys):
     ],
 )
 def test_fillable_counts_the_full_tree(arguments, wanted):
-    assert _fillable(*arguments) == wanted
+    assert fillable_nodes(*arguments) == wanted
