@@ -1,12 +1,14 @@
 """Metadata checks: shape, dtype, stride, array library. Nothing here reads an array's values."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._overlap import Place, byte_bounds, overlap
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 
 Array = Any
@@ -140,6 +142,28 @@ class Checker:
         if writable and library_of(array) == "numpy" and not array.flags.writeable:
             raise LayoutError(f"{self.function}: `{name}` is read-only, expected an array this call may write")
 
+    def separate(
+        self, written: Mapping[str, Any], read: Mapping[str, Any], in_place: Collection[tuple[str, str]] = ()
+    ) -> None:
+        """Raise when an array that this call writes shares memory with another array of the call.
+
+        Values may be arrays, containers of them, or anything else, which is skipped. A pair of names in `in_place` may
+        be one and the same array.
+        """
+        outputs = [(name, array, *byte_bounds(array)) for name, array in _arrays_of(written)]
+        arrays = outputs + [(name, array, *byte_bounds(array)) for name, array in _arrays_of(read)]
+        for at, (name, array, low, high) in enumerate(outputs, start=1):
+            for other, another, other_low, other_high in arrays[at:]:
+                if high <= other_low or other_high <= low:  # by far the most
+                    continue
+                place, other_place = Place.of(array), Place.of(another)
+                if ((name, other) in in_place and place == other_place) or not overlap(place, other_place):
+                    continue
+                raise LayoutError(
+                    f"{self.function}: `{name}`, which this call writes, shares memory with `{other}`; expected memory "
+                    f"of its own: copy one of them first"
+                )
+
     def same_dtype(self, **arrays: Array) -> None:
         """Check that all `arrays` share one dtype."""
         names = {name: array.dtype.name for name, array in arrays.items()}
@@ -199,6 +223,16 @@ class Checker:
         return f"{shape} with {sizes}" if sizes else shape
 
 
+def _arrays_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    for name, value in values.items():
+        if hasattr(value, "strides") and not isinstance(value, np.generic):
+            yield name, value
+        elif is_dataclass(value):
+            for field, array in vars(value).items():
+                if hasattr(array, "strides"):
+                    yield f"{name}.{field}", array
+
+
 def deliver_arrays(function: str, prefix: str, results: Mapping[str, Array], out: Sequence[Array]) -> None:
     """Copy host `results` into the arrays of `out`; every one is checked before the first is written."""
     check = Checker(function)
@@ -210,5 +244,6 @@ def deliver_arrays(function: str, prefix: str, results: Mapping[str, Array], out
     for (name, result), target in zip(results.items(), out, strict=True):
         check.backend(**{f"{prefix}{name}": target})
         check.array(f"{prefix}{name}", target, result.shape, (result.dtype.name,), writable=True)
+    check.separate({f"{prefix}{name}": target for name, target in zip(results, out, strict=True)}, {})
     for result, target in zip(results.values(), out, strict=True):
         np.copyto(target, result)

@@ -7,7 +7,8 @@
 //            context_lens int32[B]  contiguous
 // In place   ckv T[P, page_size, C], kpe T[P, page_size, R]  last axis contiguous, other strides in elements
 // Scratch    staging T[B, N, C + R], only in the modes STAGE (rows to staging) and UNSTAGE (staging to rows), for
-//            caches that may be one memory under several page tables: all of them are staged before any is written
+//            caches that may share memory, through other views or page tables: all of them are staged before any is
+//            written
 // Outputs    new_context_lens int32[B], which may be context_lens itself
 // Work       grid (B, 2), block 128: y = 0 moves ckv, y = 1 kpe. A thread owns columns, 16 bytes each where the strides
 //            allow, and moves 8 rows at a time, reading all of them before it writes. advance_context: one thread a

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy._dispatch import backend_of
+from ddtree_cupy._overlap import Place
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 
@@ -44,11 +45,12 @@ def check_targets(
     return backend, batched, check.integer("num_nodes", num_nodes, low=0, high=capacity)
 
 
-def check_targets_out(check: Checker, target_logits: Array, out: Array | None) -> None:
-    """Check the array a kernel is to write tokens into."""
+def check_targets_out(check: Checker, target_logits: Array, out: Array | None, **read: Any) -> None:
+    """Check the array a kernel is to write tokens into; `read` is what else it reads."""
     if out is not None:
         check.backend(target_logits=target_logits, out=out)
         check.array("out", out, target_logits.shape[:-1], ("int32",), contiguous=True, writable=True)
+        check.separate({"out": out}, {"target_logits": target_logits, **read})
 
 
 def counts_of(check: Checker, logits: Array, num_nodes: int | Array) -> npt.NDArray[np.int32]:
@@ -152,7 +154,7 @@ def check_links(check: Checker, tree: DraftTree) -> None:
             )
 
 
-def check_result_out(check: Checker, target_token_ids: Array, out: AcceptResult | None) -> None:
+def check_result_out(check: Checker, tree: DraftTree, target_token_ids: Array, out: AcceptResult | None) -> None:
     """Check the arrays a kernel is to write a result into."""
     if out is None:
         return
@@ -163,6 +165,7 @@ def check_result_out(check: Checker, target_token_ids: Array, out: AcceptResult 
         array = getattr(out, name)
         check.backend(target_token_ids=target_token_ids, **{f"out.{name}": array})
         check.array(f"out.{name}", array, shape, ("int32",), contiguous=True, writable=True)
+    check.separate({"out": out}, {"tree": tree, "target_token_ids": target_token_ids})
 
 
 def with_batch(out: AcceptResult | None, batched: tuple[str, ...]) -> AcceptResult | None:
@@ -223,20 +226,28 @@ def _check_cache(
     check.array("kv.context_lens", cache.context_lens, batched, ("int32",), contiguous=on_device)
 
 
-def check_commit_out(check: Checker, caches: Sequence[PagedKV], lens: Sequence[Array]) -> None:
+def check_commit_out(check: Checker, caches: Sequence[PagedKV], result: AcceptResult, lens: Sequence[Array]) -> None:
     """Check the arrays that new context lengths go to; a shared one needs shared old lengths."""
     if len(lens) != len(caches):
         raise ShapeError(
             f"{check.function}: `out` holds {len(lens)} arrays, expected one for each of {len(caches)} caches"
         )
-    sources: dict[int, Array] = {}
-    for cache, array in zip(caches, lens, strict=True):
+    old_of: dict[Place, Place] = {}
+    written: dict[Place, tuple[str, Array]] = {}
+    read: dict[Place, tuple[str, Array]] = {}
+    for index, (cache, array) in enumerate(zip(caches, lens, strict=True)):
         check.backend(**{"kv.context_lens": cache.context_lens, "out": array})
         check.array("out", array, cache.context_lens.shape, ("int32",), contiguous=True, writable=True)
-        if sources.setdefault(id(array), cache.context_lens) is not cache.context_lens:
+        old, new = Place.of(cache.context_lens), Place.of(array)
+        if old_of.setdefault(new, old) != old:
             raise ArgumentError(
                 f"{check.function}: `out` is one array for caches with different `context_lens`, expected one each"
             )
+        written.setdefault(new, (f"out[{index}]", array))
+        read.setdefault(old, (f"kv[{index}].context_lens", cache.context_lens))
+        read.setdefault(Place.of(cache.page_table), (f"kv[{index}].page_table", cache.page_table))
+    in_place = [(written[new][0], read[old][0]) for new, old in old_of.items()]
+    check.separate(dict(written.values()), {"result": result, **dict(read.values())}, in_place)
 
 
 def check_paths(check: Checker, result: AcceptResult) -> None:

@@ -52,7 +52,7 @@ def greedy_targets(
         For a valid row that holds NaN or nothing above -inf: "raise" is an ArgumentError, "mark" gives -1, which ends
         the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
-        Array to write the result into.
+        Array to write the result into. A kernel refuses memory that it also reads.
     workspace : array, optional
         Ignored: no scratch is needed.
     checked : bool
@@ -90,7 +90,7 @@ def greedy_targets(
             check_rows(check, token_ids, counts, "NaN or nothing above -inf")
         return _deliver("greedy_targets", token_ids if batched else token_ids[0], out)
     if checked:
-        check_targets_out(check, target_logits, out)
+        check_targets_out(check, target_logits, out, num_nodes=num_nodes)
     given = out if out is None or batched else out[None]
     token_ids = kernel.greedy_targets(logits, num_nodes=num_nodes, backend=backend, out=given, checked=checked)
     return out if out is not None else token_ids if batched else token_ids[0]
@@ -126,7 +126,7 @@ def sample_targets(
         For a valid row that holds NaN, +inf or nothing above -inf: "raise" is an ArgumentError, "mark" gives -1, which
         ends the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
-        Array to write the result into.
+        Array to write the result into. A kernel refuses memory that it also reads.
     workspace : array, optional
         Ignored: no scratch is needed.
     checked : bool
@@ -174,7 +174,9 @@ def sample_targets(
             check_rows(check, token_ids, counts, "NaN, +inf or nothing above -inf")
         return _deliver("sample_targets", token_ids if batched else token_ids[0], out)
     if checked:
-        check_targets_out(check, target_logits, out)
+        check_targets_out(
+            check, target_logits, out, num_nodes=num_nodes, uniforms=uniforms, temperature=temperature
+        )
     token_ids = kernel.sample_targets(
         logits,
         draws,
@@ -205,7 +207,7 @@ def accept(
     target_token_ids : int32 array, shape ([B,] N)
         From `greedy_targets` or `sample_targets`. -1 matches no child: the walk ends there with bonus -1.
     out : AcceptResult, optional
-        Arrays to write the result into.
+        Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
     workspace : array, optional
         Ignored: no scratch is needed.
     checked : bool
@@ -235,7 +237,7 @@ def accept(
     check = Checker("accept")
     backend, batched = check_accept(check, tree, target_token_ids, checked)
     if checked and backend != "numpy":
-        check_result_out(check, target_token_ids, out)
+        check_result_out(check, tree, target_token_ids, out)
     each = tree if batched else tree.with_batch()
     targets = target_token_ids if batched else target_token_ids[None]
     if backend == "numpy":
@@ -279,12 +281,12 @@ def commit_kv(
     Parameters
     ----------
     kv : PagedKV, or a sequence of them (one a layer)
-        Pages are modified in place; everything is read before anything is written. Layers that share one cache
-        are moved once.
+        Pages are modified in place; everything is read before anything is written. So rows that layers share move
+        once, through whatever views and page tables the layers name them.
     result : AcceptResult
     out : int32 array, shape ([B]), or a sequence of them (one a cache), optional
         Where the new `context_lens` go; one array for a sequence of caches is for those that share `context_lens`.
-        It may be the old array itself.
+        It may be the old array itself, and shares memory with no other array of the call.
     workspace : uint8 array, shape (n,), optional
         Scratch of at least `commit_kv_workspace_bytes`; NumPy ignores it.
     checked : bool
@@ -302,8 +304,8 @@ def commit_kv(
 
     Notes
     -----
-    Kernels launch once a cache. Caches over the same memory with different page-table arrays are read into scratch
-    before any of them is written.
+    Kernels launch once for each cache. Caches that may share memory by their addresses, shapes and strides are read
+    into scratch before any of them is written, unless all their arrays are the same.
 
     Examples
     --------
@@ -320,7 +322,11 @@ def commit_kv(
     backend, batched = check_commit(check, caches, result, checked)
     lens: list[Array] = list(out) if isinstance(out, Sequence) else [out] * len(caches)
     if out is not None and (checked or backend == "numpy"):
-        check_commit_out(check, caches, lens)
+        check_commit_out(check, caches, result, lens)
+    if checked and backend != "numpy":
+        others = {f"kv[{index}]": cache for index, cache in enumerate(caches)}
+        others |= {f"out[{index}]": array for index, array in enumerate(lens)}
+        check.separate({"workspace": workspace}, {"result": result, **others})
     if not batched:
         result = result.with_batch()
         caches = [cache.with_batch() for cache in caches]
@@ -348,8 +354,8 @@ def commit_kv_workspace_bytes(kv: PagedKV | Sequence[PagedKV], result: AcceptRes
     Returns
     -------
     int
-        0 unless caches lie in the same memory under different page-table arrays. Pass a uint8 array of at least
-        this size; needed while a CUDA graph is captured.
+        0 unless caches may share memory and are not the same arrays throughout. Pass a uint8 array of at least this
+        size; needed while a CUDA graph is captured.
 
     Examples
     --------

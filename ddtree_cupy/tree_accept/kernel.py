@@ -5,13 +5,14 @@ Every function is batched and takes `backend`, "cupy" or "emulate".
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, get_kernel, ints, register
 from ddtree_cupy._compile.memory import Workspace, empty, require_given, workspace_bytes
+from ddtree_cupy._overlap import Place, overlap
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
 
 Array = Any
@@ -212,7 +213,7 @@ def commit_kv(
     workspace: Array | None = None,
     checked: bool = True,
 ) -> tuple[PagedKV, ...]:
-    """Launch commit_kv once a cache, and advance_context; `api.commit_kv` says what they compute.
+    """Launch commit_kv once for each cache, and advance_context; `api.commit_kv` says what they compute.
 
     `out` holds the new context_lens of every cache; caches that share context_lens may share it.
     """
@@ -245,10 +246,10 @@ def commit_kv(
 
     if out is None:
         out = [empty(backend, (batch,), np.int32) for _ in caches]
-    new_lens: dict[tuple[int, int], Array] = {}
+    new_lens: dict[tuple[Place, Place], Array] = {}
     committed = []
     for kv, lens in zip(caches, out, strict=True):
-        pair = _address(kv.context_lens), _address(lens)
+        pair = Place.of(kv.context_lens), Place.of(lens)
         if pair not in new_lens:
             new_lens[pair] = lens
             get_kernel(ADVANCE_SPEC, backend)(
@@ -262,7 +263,7 @@ def commit_kv(
 
 
 def commit_workspace_bytes(caches: Sequence[PagedKV], result: AcceptResult) -> int:
-    """Return the bytes of `workspace`; 0 unless caches share memory under different page tables."""
+    """Return the bytes of `workspace`; 0 unless caches may share memory."""
     return workspace_bytes(_staging_sizes(caches, result, _plan(caches)[1]))
 
 
@@ -272,23 +273,33 @@ def _staging_sizes(caches: Sequence[PagedKV], result: AcceptResult, staged: Sequ
     return {str(index): ((batch, capacity, width), caches[index].ckv.dtype) for index, width in widths.items()}
 
 
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr)
-
-
 def _plan(caches: Sequence[PagedKV]) -> tuple[list[int], list[int]]:
     """Return (caches to move in place, caches to move through staging), each memory of equal tables once.
 
-    Caches over one memory are the same layer if their page tables hold the same pages, and different layers if they
+    Caches that share memory are the same layer if their page tables lead to the same rows, and different layers if they
     do not; that only the device knows. When all of them are read before any is written, both come out right.
     """
-    first: dict[tuple[Any, ...], int] = {}
+    first: dict[tuple[Place, ...], int] = {}
     for index, kv in enumerate(caches):
-        arrays = (kv.ckv, kv.kpe, kv.page_table, kv.context_lens)
-        first.setdefault(tuple((_address(a), a.shape, a.strides) for a in arrays), index)
-    users: dict[int, list[int]] = {}
-    for index in first.values():
-        for address in {_address(caches[index].ckv), _address(caches[index].kpe)}:
-            users.setdefault(address, []).append(index)
-    shared = {index for indices in users.values() if len(indices) > 1 for index in indices}
-    return [i for i in first.values() if i not in shared], [i for i in first.values() if i in shared]
+        places = tuple(Place.of(array) for array in (kv.ckv, kv.kpe, kv.page_table, kv.context_lens))
+        first.setdefault(places, index)
+    shared = _sharing(tuple(pool for places in first for pool in places[:2]))
+    moved, staged = [], []
+    for number, index in enumerate(first.values()):
+        (staged if number in shared else moved).append(index)
+    return moved, staged
+
+
+@lru_cache(64)
+def _sharing(pools: tuple[Place, ...]) -> frozenset[int]:
+    """Return which caches may share memory with another, or within themselves; `pools` holds two of each cache."""
+    shared: set[int] = set()
+    bounds = [pool.bounds for pool in pools]
+    open_pools: list[int] = []  # those that start before the current one and reach beyond its start
+    for number in sorted(range(len(pools)), key=bounds.__getitem__):
+        open_pools = [other for other in open_pools if bounds[other][1] > bounds[number][0]]
+        for other in open_pools:
+            if overlap(pools[other], pools[number]):
+                shared |= {other // 2, number // 2}
+        open_pools.append(number)
+    return frozenset(shared)

@@ -97,14 +97,8 @@ def commit_kv(caches: Sequence[PagedKV], result: AcceptResult) -> tuple[PagedKV,
             target = kv.locate("commit_kv", kv.context_lens[b] + np.arange(count), b)
             places.append((kv, source, target))
 
-    moved: set[tuple[Any, ...]] = set()
-    for kv, source, target in places:
-        for pool in (kv.ckv, kv.kpe):
-            offsets = target[0].astype(np.int64) * pool.strides[0] + target[1] * pool.strides[1]
-            addresses = pool.ctypes.data + offsets
-            key = (addresses.tobytes(), pool.shape[2])
-            if key in moved:  # layers that share one cache
-                continue
-            moved.add(key)
-            pool[target] = pool[source]  # the right side is a copy, so an overlap does no harm
+    # and all rows: layers may share memory, through whatever views
+    rows = [(pool, target, pool[source]) for kv, source, target in places for pool in (kv.ckv, kv.kpe)]
+    for pool, target, values in rows:
+        pool[target] = values
     return tuple(replace(kv, context_lens=kv.context_lens + advance) for kv in caches)

@@ -34,6 +34,7 @@ def write_kv(
     kv : PagedKV
         Modified in place; `context_lens` is not.
     ckv_rows, kpe_rows : same dtype as the cache, shape ([B,] N, C) and ([B,] N, R)
+        Rows that lie in the pools of `kv` are refused, since the result would depend on the order of writing.
     num_rows : int, or int32 array, shape ([B])
         Rows to write of each request; later rows are not read.
     workspace : array, optional
@@ -61,7 +62,8 @@ def write_kv(
     for name, rows, width in (("ckv_rows", ckv_rows, "head_dim_ckv"), ("kpe_rows", kpe_rows, "head_dim_kpe")):
         check.array(name, rows, (*batched, "num_rows", width), last_contiguous=True)
     check.same_dtype(ckv=kv.ckv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
-    for name, pool in (("kv.ckv", kv.ckv), ("kv.kpe", kv.kpe)):
+    pools = {"kv.ckv": kv.ckv, "kv.kpe": kv.kpe}
+    for name, pool in pools.items():
         check.array(name, pool, pool.shape, writable=True)
     capacity = ckv_rows.shape[-2]
     if not hasattr(num_rows, "shape") or isinstance(num_rows, np.generic):
@@ -69,6 +71,8 @@ def write_kv(
     else:
         check.backend(num_rows=num_rows, **{"kv.ckv": kv.ckv})
         check.array("num_rows", num_rows, batched, ("int32",), contiguous=True)
+    tables = {"kv.page_table": kv.page_table, "kv.context_lens": kv.context_lens, "num_rows": num_rows}
+    check.separate(pools, {"ckv_rows": ckv_rows, "kpe_rows": kpe_rows, **tables})
     if not batched:
         kv, ckv_rows, kpe_rows = kv.with_batch(), ckv_rows[None], kpe_rows[None]
         num_rows = num_rows if isinstance(num_rows, int) else num_rows[None]
@@ -125,7 +129,7 @@ def tree_attention(
         the same N. Its scratch then takes 4 C bytes for every slice of every row: not for small slices of long
         contexts. v1 and v2 are like that anyway.
     out : tuple of two arrays, optional
-        Arrays to write (out, lse) into.
+        Arrays to write (out, lse) into. `q_nope` itself may be the first; a kernel refuses other memory that it reads.
     workspace : array, optional
         Scratch for a CUDA kernel; NumPy ignores it.
     checked : bool
@@ -168,8 +172,10 @@ def tree_attention(
     else:
         backend = backend_of(check, q_nope=q_nope)
     batched = q_nope.ndim == 4
-    if checked and out is not None and backend != "numpy":
-        _check_out(check, q_nope, out)
+    if checked and backend != "numpy":
+        written = _check_out(check, q_nope, out)
+        read = {"tree": tree, "q_nope": q_nope, "q_pe": q_pe, "kv": kv}
+        check.separate({**written, "workspace": workspace}, read, [("out.out", "q_nope")])
     if not batched:
         tree, q_nope, q_pe, kv = tree.with_batch(), q_nope[None], q_pe[None], kv.with_batch()
     if backend == "numpy":
@@ -252,7 +258,8 @@ def merge_states(
     lse_a, lse_b : float32 array (float64 for float64 `out_a`), shape (..., H)
         Nats; -inf marks an empty side, whose `out` may then hold anything. See `convert_lse`.
     out : tuple of two arrays, optional
-        Arrays to write (out, lse) into.
+        Arrays to write (out, lse) into. They may be `out_a` or `out_b`, and `lse_a` or `lse_b`, themselves; a kernel
+        refuses other memory that it reads.
     workspace : array, optional
         Ignored: no scratch is needed.
     checked : bool
@@ -295,8 +302,9 @@ def merge_states(
     check.array("lse_a", lse_a, out_a.shape[:-1], lse_dtype, contiguous=on_device)
     check.array("lse_b", lse_b, out_a.shape[:-1], lse_dtype, contiguous=on_device)
     if on_device:
-        if out is not None:
-            _check_out(check, out_a, out)
+        read = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+        in_place = [(f"out.{name}", f"{name}_{side}") for name in ("out", "lse") for side in "ab"]
+        check.separate(_check_out(check, out_a, out), read, in_place)
         return kernel.merge_states(out_a, lse_a, out_b, lse_b, backend=backend, out=out)
     return _deliver("merge_states", reference.merge_states(out_a, lse_a, out_b, lse_b), out)
 
@@ -360,13 +368,17 @@ def _check_lengths(tree: DraftTree | Visibility, kv: PagedKV) -> None:
         )
 
 
-def _check_out(check: Checker, like: Array, out: tuple[Array, Array]) -> None:
-    """Check the arrays a kernel is to write (out, lse) into."""
+def _check_out(check: Checker, like: Array, out: tuple[Array, Array] | None) -> dict[str, Array]:
+    """Check the arrays a kernel is to write (out, lse) into; return them by name."""
+    if out is None:
+        return {}
     if not isinstance(out, tuple | list) or len(out) != 2:
         raise ShapeError(f"{check.function}: `out` is {type(out).__name__}, expected a tuple of 2 arrays: out, lse")
-    check.backend(like=like, **{"out.out": out[0], "out.lse": out[1]})
+    named = {"out.out": out[0], "out.lse": out[1]}
+    check.backend(like=like, **named)
     check.array("out.out", out[0], like.shape, (like.dtype.name,), contiguous=True, writable=True)
     check.array("out.lse", out[1], like.shape[:-1], ("float32",), contiguous=True, writable=True)
+    return named
 
 
 def _check_kv(check: Checker, kv: PagedKV, **arrays: Array) -> tuple[str, tuple[str, ...]]:
@@ -418,7 +430,7 @@ def _check_attention(
         raise ArgumentError(f"{check.function}: `keys` is {keys!r}, expected one of {', '.join(KEYS)}")
     if abs(check.real("sm_scale", sm_scale)) > LARGEST_SCALE:
         raise ArgumentError(
-            f"{check.function}: `sm_scale` is {sm_scale}, expected one that is finite in float32 when multiplied by log2(e): "
-            f"at most {LARGEST_SCALE:.4g} in size"
+            f"{check.function}: `sm_scale` is {sm_scale}, expected one that is finite in float32 when multiplied by "
+            f"log2(e): at most {LARGEST_SCALE:.4g} in size"
         )
     return backend

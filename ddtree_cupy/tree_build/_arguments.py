@@ -185,7 +185,7 @@ def check_out(
     expected: dict[str, tuple[tuple[int, ...], str]],
     **given: Array,
 ) -> None:
-    """Check the arrays a kernel is to write."""
+    """Check the arrays a kernel is to write; `given` is an array that says where the others are."""
     if not isinstance(out, kind):
         raise DTypeError(f"{check.function}: `out` is {type(out).__name__}, expected {kind.__name__}")
     for name, (shape, dtype) in expected.items():

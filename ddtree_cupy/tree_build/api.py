@@ -53,7 +53,7 @@ def top_candidates(
     check_finite : bool
         NumPy input only: raise on NaN and +inf. Otherwise such a row is bad: ids -1, logits -inf, lse NaN.
     out : Candidates, optional
-        Arrays to write the result into.
+        Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
     workspace : uint8 array, shape (n,), optional
         Scratch of at least `top_candidates_workspace_bytes`; NumPy ignores it.
     checked : bool
@@ -94,6 +94,8 @@ def top_candidates(
         row = (*rows, min(k, draft_logits.shape[-1]))
         expected = {"token_ids": (row, "int32"), "logits": (row, "float32"), "lse": (rows, "float32")}
         check_out(check, out, Candidates, expected, draft_logits=draft_logits)
+    if checked:
+        check.separate({"out": out, "workspace": workspace}, {"draft_logits": draft_logits})
     result = kernel.top_candidates(
         logits, k, backend=backend, out=with_batch(out, batched), workspace=workspace, checked=checked
     )
@@ -169,7 +171,7 @@ def best_first_tree(
         First insert the chain of rank-0 candidates to this depth, then continue best first. All other options
         bind the spine too.
     out : DraftTree, optional
-        Arrays to write the result into.
+        Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
     workspace : uint8 array, shape (n,), optional
         Scratch of at least `best_first_tree_workspace_bytes`; NumPy ignores it.
     checked : bool
@@ -222,6 +224,9 @@ def best_first_tree(
         return (tree if batched else tree.without_batch()).deliver("best_first_tree", out)
     if checked and out is not None:
         check_out(check, out, DraftTree, tree_shapes((batch,) if batched else (), capacity), **given)
+    if checked:
+        read = {"candidates": candidates, "budget": budget, "root_token_ids": roots}
+        check.separate({"out": out, "workspace": workspace}, read)
     tree = kernel.best_first_tree(
         candidates,
         budgets=budget,
@@ -334,6 +339,9 @@ def build_tree(
         return (tree if batched else tree.without_batch()).deliver("build_tree", out)
     if checked and out is not None:
         check_out(check, out, DraftTree, tree_shapes((batch,) if batched else (), capacity), **given)
+    if checked:
+        read = {"draft_logits": draft_logits, "budget": budget, "root_token_ids": roots}
+        check.separate({"out": out, "workspace": workspace}, read)
     tree = kernel.build_tree(
         logits,
         k,

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ddtree_cupy"
 OPS = ("tree_build", "tree_attention", "tree_accept")
 CONTAINERS = {"errors", "_check", "_topology", "_layout", "_validate", "containers"}
-KERNEL = {"errors", "_check", "_topology", "containers", "_compile", "emulate"}
+KERNEL = {"errors", "_check", "_overlap", "_topology", "containers", "_compile", "emulate"}
 API = KERNEL | set(OPS) | {"_dispatch", "__init__"}
 EVERYTHING = API | CONTAINERS | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
 EVERYTHING |= {"_files", "_terminal"}
@@ -21,7 +21,8 @@ ALLOWED = {
     "_topology": set(),
     "_layout": set(),
     "_progress": set(),
-    "_check": {"errors"},
+    "_overlap": set(),
+    "_check": {"errors", "_overlap"},
     "_files": {"errors"},
     "_terminal": {"errors"},
     "_dispatch": {"_check", "emulate"},
@@ -35,7 +36,7 @@ ALLOWED = {
     "tree_attention.kernel_call": {"containers"},
     "tree_attention.kernel_mma": KERNEL | {"tree_attention.kernel_specs", "tree_attention.kernel_call"},
     **{f"{op}.kernel_specs": {"_compile", "_topology"} for op in OPS},
-    **{f"{op}._arguments": CONTAINERS | {"_dispatch"} for op in OPS},
+    **{f"{op}._arguments": CONTAINERS | {"_dispatch", "_overlap"} for op in OPS},
     **{
         f"{op}.api": KERNEL
         | {"_dispatch", *(f"{op}.{part}" for part in ("reference", "kernel", "kernel_call", "_arguments"))}
