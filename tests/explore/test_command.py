@@ -39,6 +39,9 @@ def test_commands_write_into_the_current_folder_and_leave_the_shipped_data_alone
         (["costs", "broken.json", "--variant", "v9", "--dtype", "float16"], "Expecting value"),
         (["costs", "report.json", "--variant", "v8", "--dtype", "float16"], "`variant` is 'v8'"),
         (["policies", "report.json"], "report.json"),
+        (["policies", "missing\x1b[31m.npz"], r"missing\x1b[31m.npz: no such traces file"),
+        (["record", "--prompts", "1", "--positions", str(10**22)], "`num_positions` ask for"),
+        (["record", "--prompts", "-1"], "`count` is -1, expected an integer in 0.."),
     ],
 )
 def test_commands_say_what_is_wrong_in_one_line(tmp_path, monkeypatch, capsys, arguments, message):

@@ -129,6 +129,8 @@ def test_tree_rejects_unreadable_files(kind, tmp_path, capsys):
         ["decode", "x", "--temperature", "-1"],
         ["decode", "x", "--max-new-tokens", "-1"],
         ["decode", "x", "--budget", "1000000"],
+        ["decode", "x", "--budget", str(10**30)],
+        ["decode", "x", "--max-new-tokens", str(10**22)],
         ["decode", "x", "--seed", "-1"],
         ["decode", "x", "--temperature", "nan"],
     ],
