@@ -179,6 +179,12 @@ class MeasuredCost(CostModel):
     layers: int = 1
     extrapolate: bool = False
 
+    def __post_init__(self) -> None:
+        check = Checker("MeasuredCost")
+        check.kind("table", self.table, CostTable)
+        for name, low in (("heads", 1), ("context", 0), ("layers", 1)):
+            check.integer(name, getattr(self, name), low=low)
+
     def __call__(self, budget: int) -> float:
         """Return the microseconds of a pass; see `CostModel`."""
         found = self._at(list(self.table.rows), (self.heads, self.context, budget + 1))

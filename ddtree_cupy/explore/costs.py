@@ -1,13 +1,52 @@
 """Cost models: microseconds of a verification pass over a budget of nodes besides the root."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy._check import Checker
+from ddtree_cupy.errors import ArgumentError, DTypeError
 
-__all__ = ["CostModel", "LinearCost", "SumCost", "UserCost"]
+__all__ = ["CostModel", "LinearCost", "SumCost", "UserCost", "check_cost", "cost_of"]
+
+
+def check_cost(function: str, cost: Any) -> None:
+    """Raise unless `cost` can be called with a budget.
+
+    Parameters
+    ----------
+    function : str
+        The caller, for messages.
+    cost : callable
+        A cost model, or any function of the nodes besides the root.
+    """
+    if not callable(cost):
+        raise DTypeError(
+            f"{function}: `cost` is {type(cost).__name__}, expected a cost model or a function of the nodes besides "
+            f"the root; a CostTable is read by MeasuredCost(table, heads=..., context=...)"
+        )
+
+
+def cost_of(function: str, cost: Callable[[int], float], budget: int) -> float:
+    """Return what a pass costs, a positive finite number.
+
+    Parameters
+    ----------
+    function : str
+        The caller, for messages.
+    cost : callable
+    budget : int
+        Nodes besides the root.
+    """
+    value = cost(budget)
+    try:
+        return Checker(function).real(f"cost({budget})", value, above=0.0)
+    except ArgumentError:
+        message = f"{function}: `cost` must be positive and finite for every tree, but cost({budget}) is {value!r}"
+        raise ArgumentError(message) from None
 
 
 class CostModel:
@@ -33,7 +72,7 @@ class CostModel:
         return np.array([self(budget) for budget in range(max_budget + 1)])
 
     def __add__(self, other: "CostModel") -> "SumCost":
-        return SumCost((self, other))
+        return SumCost((self, other)) if isinstance(other, CostModel) else NotImplemented
 
 
 @dataclass(frozen=True)
@@ -69,6 +108,10 @@ class LinearCost(CostModel):
     fixed_us: float
     per_node_us: float
 
+    def __post_init__(self) -> None:
+        for name in ("fixed_us", "per_node_us"):
+            Checker("LinearCost").real(name, getattr(self, name))
+
     def __call__(self, budget: int) -> float:
         """Return the microseconds of a pass; see `CostModel`."""
         return self.fixed_us + self.per_node_us * (budget + 1)
@@ -95,10 +138,13 @@ class UserCost(CostModel):
     microseconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        budgets, times = np.asarray(self.budgets), np.asarray(self.microseconds, np.float64)
-        if budgets.ndim != 1 or budgets.shape != times.shape or budgets.size == 0 or (np.diff(budgets) <= 0).any():
+        check = Checker("UserCost")
+        budgets = [check.integer(f"budgets[{at}]", b) for at, b in enumerate(check.items("budgets", self.budgets))]
+        given = check.items("microseconds", self.microseconds)
+        times = np.array([check.real(f"microseconds[{at}]", time) for at, time in enumerate(given)])
+        if len(budgets) != len(times) or not budgets or (np.diff(budgets) <= 0).any():
             raise ArgumentError("UserCost: `budgets` must rise and have one of `microseconds` each")
-        if not (np.isfinite(times).all() and (times > 0).all()):
+        if not (times > 0).all():
             raise ArgumentError("UserCost: `microseconds` must be positive and finite")
 
     def __call__(self, budget: int) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy._topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError
 
@@ -59,7 +60,10 @@ class FixedTree:
 
     def __post_init__(self) -> None:
         check = Checker("FixedTree")
-        paths = [tuple(check.integer(f"choices[{at}]", rank) for rank in path) for at, path in enumerate(self.choices)]
+        paths = [
+            tuple(check.integer(f"choices[{at}]", rank) for rank in check.items(f"choices[{at}]", path))
+            for at, path in enumerate(check.items("choices", self.choices))
+        ]
         ordered = tuple(sorted(paths, key=lambda path: (len(path), path)))
         known = {(), *ordered}
         if len(known) != len(ordered) + 1 or any(path[:-1] not in known or min(path) < 0 for path in ordered):
@@ -85,9 +89,14 @@ class FixedTree:
         label : str
         """
         check = Checker("FixedTree.from_widths")
-        widths = [check.integer(f"widths[{depth}]", width, low=1) for depth, width in enumerate(widths)]
+        given = check.items("widths", widths)
+        widths = [check.integer(f"widths[{depth}]", width, low=1) for depth, width in enumerate(given)]
         if not widths:
             raise ArgumentError("FixedTree.from_widths: `widths` is empty, expected at least one width")
+        if fillable_nodes(MOST_NODES, len(widths), max(widths), max_children=tuple(widths)) >= MOST_NODES:
+            raise ArgumentError(
+                f"FixedTree.from_widths: `widths` is {widths}, expected at most {MOST_NODES - 1} nodes besides the root"
+            )
         level: list[tuple[int, ...]] = [()]
         choices: list[tuple[int, ...]] = []
         for width in widths:
@@ -117,6 +126,7 @@ class FixedTree:
         """
         check = Checker("FixedTree.fitted")
         budget = check.integer("budget", budget, low=0)
+        check.kind("candidates", candidates, Candidates)
         check.array("candidates.logits", candidates.logits, ("num_positions", "draft_len", "width"))
         positions, draft_len, width = candidates.logits.shape
         if positions == 0:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
-from ddtree_cupy.explore.costs import CostModel, LinearCost
+from ddtree_cupy.errors import DTypeError
+from ddtree_cupy.explore.costs import CostModel, LinearCost, check_cost
 from ddtree_cupy.explore.fixed_tree import MEDUSA_63, FixedTree
 from ddtree_cupy.tree_build import best_first_tree, choose_budget
 
@@ -46,6 +47,20 @@ class Policy(Protocol):
         root_token_ids : int32 array, shape (B,)
         """
         ...
+
+
+def check_policy(function: str, name: str, policy: Any) -> None:
+    """Raise unless `policy` has what `Policy` asks.
+
+    Parameters
+    ----------
+    function, name : str
+        The caller and its name of the policy, for messages.
+    policy : Policy
+    """
+    if isinstance(policy, type) or not hasattr(policy, "name") or not callable(getattr(policy, "build", None)):
+        what = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
+        raise DTypeError(f"{function}: `{name}` is {what}, expected a policy: an object with `name` and `build`")
 
 
 @dataclass(frozen=True)
@@ -216,6 +231,10 @@ class CostAware:
     max_budget: int
     cost: Callable[[int], float]
     label: str = ""
+
+    def __post_init__(self) -> None:
+        Checker("CostAware").integer("max_budget", self.max_budget, low=0)
+        check_cost("CostAware", self.cost)
 
     @property
     def name(self) -> str:

@@ -7,14 +7,15 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
-from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.explore.policies import Policy
+from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy.explore.policies import Policy, check_policy
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import accept
 
 __all__ = ["Outcomes", "Replay", "replay", "score"]
 
 _BATCH = 128  # positions a call of the policy
+_MOST_ROUNDS = 10_000_000  # of a replay; all of them are held at once
 _NOT_RECORDED = np.iinfo(np.int32).max  # id shown to policies for ranks cut off by the recorder, its logit -inf
 
 
@@ -149,6 +150,8 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
         a tree, or the `widest` one that the policy cut it from, uses the last rank recorded of a row or one past it:
         more of the drafter's row might have entered it. Record with a larger `width`, or set a smaller budget.
     """
+    Checker("replay").kind("traces", traces, Traces)
+    check_policy("replay", "policy", policy)
     if traces.num_positions == 0:
         raise ArgumentError("replay: `traces` has no positions")
     parts = [
@@ -190,6 +193,8 @@ def _check_tree(policy: Policy, traces: Traces, tree: DraftTree, rows: slice) ->
     """Raise unless the tree has one active request a position, fits the draft, and leaves the last ranks alone."""
     row_widths = traces.row_widths[rows]
     batch = len(row_widths)
+    if not isinstance(tree, DraftTree):
+        raise DTypeError(f"replay: policy {policy.name!r} returned {type(tree).__name__}, expected DraftTree")
     if tree.token_ids.shape[:-1] != (batch,) or int(tree.depths.max(initial=0)) > traces.draft_len:
         raise ArgumentError(
             f"replay: policy {policy.name!r} returned trees {tree.token_ids.shape} of depth "
@@ -225,7 +230,7 @@ def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, see
     traces : Traces
     policy : Policy
     num_rounds : int, optional
-        Draw prompts with replacement until there are this many rounds; default: each prompt once.
+        Draw prompts with replacement until there are this many rounds, at most ten million; default: each prompt once.
     seed : int
         Of the drawing. The same seed draws the same prompts for every policy.
 
@@ -263,6 +268,7 @@ def _walk(traces: Traces, outcomes: Outcomes, num_rounds: int | None, seed: int)
         drawn = list(range(traces.num_prompts))
     else:
         num_rounds = check.integer("num_rounds", num_rounds, low=1)
+        check.integer("num_rounds", num_rounds, low=1, high=_MOST_ROUNDS)
         rng, drawn, count = np.random.default_rng(seed), [], 0
         while count < num_rounds:
             drawn.append(int(rng.integers(traces.num_prompts)))

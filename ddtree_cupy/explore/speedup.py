@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy.explore.costs import check_cost, cost_of
 from ddtree_cupy.explore.policies import BestFirst, Policy
 from ddtree_cupy.explore.replay import Replay
 from ddtree_cupy.explore.sweeps import sweep
@@ -18,6 +19,7 @@ from ddtree_cupy.explore.traces import Traces
 __all__ = ["BudgetCurve", "Interval", "budget_curve", "speedup", "tokens_per_pass"]
 
 Cost = Callable[[int], float]
+_MOST_SAMPLES = 1_000_000  # of a bootstrap; all of them are held at once
 
 
 class Interval(NamedTuple):
@@ -46,8 +48,8 @@ def tokens_per_pass(result: Replay, *, samples: int = 1000, confidence: float = 
     ----------
     result : Replay
     samples : int
-        Bootstrap samples: prompts are drawn with replacement, with all their rounds, so `num_rounds` of `replay` does
-        not narrow the interval.
+        Bootstrap samples, at most a million: prompts are drawn with replacement, with all their rounds, so
+        `num_rounds` of `replay` does not narrow the interval.
     confidence : float
         Between 0 and 1.
     seed : int
@@ -63,6 +65,7 @@ def tokens_per_pass(result: Replay, *, samples: int = 1000, confidence: float = 
         The message names the argument, what it is and what was expected.
     """
     bootstrap = _Bootstrap.checked("tokens_per_pass", samples, confidence, seed)
+    Checker("tokens_per_pass").kind("result", result, Replay)
     return bootstrap.ratio(result, 1.0 + result.num_accepted, np.ones(result.num_rounds))
 
 
@@ -108,10 +111,10 @@ def speedup(
     """
     bootstrap = _Bootstrap.checked("speedup", samples, confidence, seed)
     round_us = _round_us("speedup", round_us)
+    check_cost("speedup", cost)
+    Checker("speedup").kind("result", result, Replay)
     sizes, inverse = np.unique(result.num_nodes, return_inverse=True)
-    costs = np.array([cost(0), *(cost(int(size) - 1) for size in sizes)], np.float64)
-    if not (np.isfinite(costs).all() and (costs > 0).all()):
-        raise ArgumentError("speedup: `cost` must be positive and finite for every tree of the replay")
+    costs = np.array([cost_of("speedup", cost, size) for size in (0, *(sizes - 1).tolist())])
     return bootstrap.ratio(result, (1.0 + result.num_accepted) * costs[0], costs[1:][inverse] + round_us)
 
 
@@ -135,6 +138,7 @@ class _Bootstrap:
     def checked(cls, function: str, samples: int, confidence: float, seed: int) -> "_Bootstrap":
         check = Checker(function)
         samples = check.integer("samples", samples, low=1)
+        check.integer("samples", samples, low=1, high=_MOST_SAMPLES)
         seed = check.integer("seed", seed, low=0)
         share = check.real("confidence", confidence, above=0.0)
         if share >= 1.0:
@@ -243,11 +247,21 @@ def budget_curve(
     (16, 64)
     """
     check = Checker("budget_curve")
-    budgets = [check.integer(f"budgets[{at}]", budget, low=0) for at, budget in enumerate(budgets)]
+    check.kind("traces", traces, Traces)
+    given = check.items("budgets", budgets)
+    budgets = [check.integer(f"budgets[{at}]", budget, low=0) for at, budget in enumerate(given)]
     if not budgets:
         raise ArgumentError("budget_curve: `budgets` is empty, expected at least one budget")
     _Bootstrap.checked("budget_curve", samples, 0.95, seed)  # before the replays, which take longer
     _round_us("budget_curve", round_us)
+    if cost is not None:
+        check_cost("budget_curve", cost)
+        cost_of("budget_curve", cost, 0)
+    if not callable(policy):
+        raise DTypeError(
+            f"budget_curve: `policy` is {type(policy).__name__}, expected a function from a budget to a policy, such "
+            f"as BestFirst"
+        )
     replays = tuple(sweep(traces, [policy(budget) for budget in budgets], executor=executor, progress=progress))
     curve = BudgetCurve(
         budgets=tuple(budgets),

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from concurrent.futures import Executor
 
+from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
-from ddtree_cupy.explore.policies import Policy
+from ddtree_cupy.errors import DTypeError
+from ddtree_cupy.explore.policies import Policy, check_policy
 from ddtree_cupy.explore.replay import Replay, replay
 from ddtree_cupy.explore.traces import Traces
 
@@ -46,7 +48,13 @@ def sweep(
     >>> [(result.policy, result.num_rounds) for result in results]
     [('chain 15', 100), ('best-first 16', 100)]
     """
-    todo = list(policies)
+    check = Checker("sweep")
+    check.kind("traces", traces, Traces)
+    todo = check.items("policies", policies)
+    for at, policy in enumerate(todo):
+        check_policy("sweep", f"policies[{at}]", policy)
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise DTypeError(f"sweep: `executor` is {type(executor).__name__}, expected one with `submit`, or None")
     if executor is None:
         finished = (_replay_task(traces, policy, num_rounds, seed) for policy in todo)
         return list(with_progress(finished, len(todo), "sweep", "policy", progress))

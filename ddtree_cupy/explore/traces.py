@@ -133,7 +133,8 @@ class Traces:
             As `prompt`.
         """
         check, high = Checker("Traces.select"), self.num_prompts - 1
-        prompts = [check.integer(f"prompts[{at}]", index, low=0, high=high) for at, index in enumerate(prompts)]
+        given = check.items("prompts", prompts)
+        prompts = [check.integer(f"prompts[{at}]", index, low=0, high=high) for at, index in enumerate(given)]
         chosen = [self.prompt(index) for index in prompts]
         rows = np.concatenate([np.arange(r.start, r.stop) for r in chosen]) if chosen else np.zeros(0, np.int64)
         arrays: dict[str, Any] = {name: getattr(self, name)[rows] for name in _OF_POSITIONS}

@@ -1,0 +1,141 @@
+"""Arguments of the wrong kind or far beyond reach: an error that names them, before anything is replayed."""
+
+import numpy as np
+import pytest
+from toys import NoisyDrafter, TableTarget
+
+from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, ShapeError
+from ddtree_cupy.explore import (
+    BestFirst,
+    CostAware,
+    CostTable,
+    FixedTree,
+    LinearCost,
+    MeasuredCost,
+    Traces,
+    UserCost,
+    budget_curve,
+    chain,
+    record,
+    replay,
+    score,
+    speedup,
+    sweep,
+    tokens_per_pass,
+)
+
+
+class Untouched:
+    """A policy that must not be asked for a tree."""
+
+    name = "untouched"
+
+    def build(self, candidates, root_token_ids):
+        raise AssertionError("a replay began")
+
+
+class Treeless:
+    """A policy that returns no tree."""
+
+    name = "treeless"
+
+    def build(self, candidates, root_token_ids):
+        return candidates.token_ids
+
+
+@pytest.fixture(scope="module")
+def traces():
+    return Traces.load().select([0, 1])
+
+
+def untouched(budget):
+    return Untouched()
+
+
+def curve(traces, **changed):
+    return budget_curve(traces, **{"budgets": [4], "policy": untouched, "progress": False, **changed})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda t: curve(t, cost=CostTable.load()), DTypeError, r"`cost` is CostTable.* MeasuredCost\(table, heads="),
+        (lambda t: curve(t, cost=3.0), DTypeError, "`cost` is float, expected a cost model or a function"),
+        (lambda t: curve(t, cost=lambda n: "much"), DTypeError, r"`cost\(0\)` is 'much', expected a real number"),
+        (lambda t: curve(t, cost=lambda n: n), ArgumentError, r"must be positive and finite .*cost\(0\) is 0"),
+        (lambda t: curve(t, policy=BestFirst(3)), DTypeError, "`policy` is BestFirst, expected a function"),
+        (lambda t: curve(t, policy=lambda n: n), DTypeError, r"`policies\[0\]` is int, expected a policy"),
+        (lambda t: curve(t, budgets=4), DTypeError, "`budgets` is int, expected a sequence"),
+        (lambda t: curve(t, budgets="4"), DTypeError, "`budgets` is str, expected a sequence"),
+        (lambda t: curve(t, budgets=[[4]]), DTypeError, r"`budgets\[0\]` is \[4\], expected an integer"),
+        (lambda t: curve(t, samples=10**12), ArgumentError, r"`samples` is 1000000000000, expected .* in 1\.\.1000000"),
+        (lambda t: curve(t, executor=3), DTypeError, "`executor` is int, expected one with `submit`"),
+        (lambda t: curve("traces"), DTypeError, "`traces` is str, expected Traces"),
+        (lambda t: sweep(t, Untouched()), DTypeError, "`policies` is Untouched, expected a sequence"),
+        (lambda t: sweep(t, [Untouched(), BestFirst]), DTypeError, r"`policies\[1\]` is the class BestFirst, expected"),
+        (lambda t: sweep(None, [Untouched()]), DTypeError, "`traces` is NoneType, expected Traces"),
+        (lambda t: replay(t, "chain"), DTypeError, "`policy` is str, expected a policy"),
+        (lambda t: replay("t", Untouched()), DTypeError, "`traces` is str, expected Traces"),
+        (lambda t: score(t, Treeless()), DTypeError, "'treeless' returned ndarray, expected DraftTree"),
+        (lambda t: tokens_per_pass(t), DTypeError, "`result` is Traces, expected Replay"),
+        (lambda t: speedup(t, LinearCost(1.0, 0.0)), DTypeError, "`result` is Traces, expected Replay"),
+        (lambda t: t.select(1), DTypeError, "`prompts` is int, expected a sequence"),
+        (lambda t: CostAware(4, CostTable.load()), DTypeError, "CostAware: `cost` is CostTable"),
+        (lambda t: CostAware("4", LinearCost(1.0, 0.0)), DTypeError, "CostAware: `max_budget` is '4'"),
+        (lambda t: LinearCost("40", 1.0), DTypeError, "LinearCost: `fixed_us` is '40', expected a real number"),
+        (lambda t: LinearCost(40.0, np.nan), ArgumentError, "LinearCost: `per_node_us` is nan"),
+        (lambda t: MeasuredCost("table", 8, 8192), DTypeError, "MeasuredCost: `table` is str, expected CostTable"),
+        (lambda t: MeasuredCost(CostTable.load(), "8", 8192), DTypeError, "MeasuredCost: `heads` is '8'"),
+        (lambda t: UserCost((0, "a"), (1.0, 2.0)), DTypeError, r"UserCost: `budgets\[1\]` is 'a', expected an integer"),
+        (lambda t: UserCost((0, 1), ([1.0], 2.0)), DTypeError, r"UserCost: `microseconds\[0\]` is \[1.0\], expected"),
+        (lambda t: UserCost(0, 1.0), DTypeError, "UserCost: `budgets` is int, expected a sequence"),
+        (lambda t: FixedTree(3), DTypeError, "FixedTree: `choices` is int, expected a sequence"),
+        (lambda t: FixedTree([0, 1]), DTypeError, r"FixedTree: `choices\[0\]` is int, expected a sequence"),
+        (lambda t: FixedTree.from_widths(3), DTypeError, "from_widths: `widths` is int, expected a sequence"),
+        (lambda t: FixedTree.from_widths([10**6] * 9), ArgumentError, "from_widths: .* at most 65534 nodes"),
+        (lambda t: FixedTree.fitted(t, 4), DTypeError, "fitted: `candidates` is Traces, expected Candidates"),
+    ],
+)
+def test_explore_rejects_before_a_replay(traces, call, error, words):
+    with pytest.raises(error, match=words):
+        call(traces)
+
+
+def test_replay_rejects_rounds_beyond_memory(traces):
+    with pytest.raises(ArgumentError, match=r"`num_rounds` is 1000000000000, expected an integer in 1\.\.10000000"):
+        replay(traces, chain(2), num_rounds=10**12)
+
+
+def test_a_sum_of_costs_takes_costs_only():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        LinearCost(1.0, 0.0) + 3.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"prompts": 5}, DTypeError, "`prompts` is int, expected a sequence"),
+        ({"prompts": "text"}, DTypeError, "`prompts` is str, expected a sequence"),
+        ({"prompts": []}, ArgumentError, "`prompts` is empty"),
+        ({"prompts": [1, 2]}, ArgumentError, r"`prompts\[0\]` has shape \(\)"),
+        ({"prompts": [[[1], [2, 3]]]}, ShapeError, r"`prompts\[0\]` is ragged"),
+        ({"prompts": [[1], np.ma.masked_array([1])]}, DTypeError, r"`prompts\[1\]` is a masked array"),
+        ({"prompts": [np.ones((1, 1), int).view(np.matrix)]}, DTypeError, r"`prompts\[0\]` is a numpy\.matrix"),
+        ({"names": "a"}, DTypeError, "`names` is str, expected a sequence"),
+        ({"names": [3]}, DTypeError, r"`names\[0\]` is int, expected str"),
+        ({"names": ["a", "b"]}, ArgumentError, "`names` has 2 entries for 1 prompts"),
+        ({"about": "toy"}, DTypeError, "`about` is str, expected dict"),
+        ({"seed": -1}, ArgumentError, "`seed` is -1"),
+        ({"seed": 1.5}, DTypeError, "`seed` is 1.5"),
+        ({"temperature": "hot"}, DTypeError, "`temperature` is 'hot'"),
+        ({"width": None}, DTypeError, "`width` is None"),
+        ({"num_positions": 0}, ArgumentError, "`num_positions` is 0"),
+    ],
+)
+def test_record_rejects_before_any_pass(changed, error, words):
+    target = TableTarget()
+    arguments = {"prompts": [[1]], "num_positions": 3, "max_budget": 4, "progress": False, **changed}
+    with pytest.raises(error, match=f"^record: {words}") as caught:
+        record(target, NoisyDrafter(target), arguments.pop("prompts"), **arguments)
+    assert isinstance(caught.value, DDTreeError)
+    assert target.passes == 0
