@@ -12,8 +12,8 @@ inline SharedAddress shared_address(const void* pointer) { return (char*)pointer
 
 inline SharedAddress flip_address(SharedAddress at, unsigned bits) { return (SharedAddress)((size_t)at ^ bits); }
 
-inline void copy_async_16(SharedAddress to, const void* from, bool is_read) {
-  emu::async_copy(to, from, 16, is_read ? 16 : 0, EMU_HERE);
+inline void copy_async_16(SharedAddress to, const void* from, bool is_read, EMU_FROM) {
+  emu::async_copy(to, from, 16, is_read ? 16 : 0, EMU_CALLER);
 }
 inline void copy_async_commit() { emu::async_commit(); }
 template <int ALLOWED>
@@ -46,13 +46,17 @@ inline void gather_matrices_transposed(void** lanes) {
           matrix_element(lanes, i, row, column) | matrix_element(lanes, i, row + 1, column) << 16;
     }
 }
-inline void load_matrices(unsigned (&r)[4], SharedAddress row) {
-  MatrixRow mine{(const unsigned short*)row, r};
-  emu_collect_fn(0xffffffffu, emu::kTwin, &mine, gather_matrices, EMU_HERE);
+inline MatrixRow matrix_row(SharedAddress row, unsigned* r, emu_where where) {
+  if ((size_t)row % 16) emu_fail(where, "ldmatrix: the address of a row is not a multiple of 16 bytes");
+  return {(const unsigned short*)row, r};
 }
-inline void load_matrices_transposed(unsigned (&r)[4], SharedAddress row) {
-  MatrixRow mine{(const unsigned short*)row, r};
-  emu_collect_fn(0xffffffffu, emu::kTwin + 1, &mine, gather_matrices_transposed, EMU_HERE);
+inline void load_matrices(unsigned (&r)[4], SharedAddress row, EMU_FROM) {
+  MatrixRow mine = matrix_row(row, r, EMU_CALLER);
+  emu_collect_fn(0xffffffffu, emu::kTwin, &mine, gather_matrices, EMU_CALLER);
+}
+inline void load_matrices_transposed(unsigned (&r)[4], SharedAddress row, EMU_FROM) {
+  MatrixRow mine = matrix_row(row, r, EMU_CALLER);
+  emu_collect_fn(0xffffffffu, emu::kTwin + 1, &mine, gather_matrices_transposed, EMU_CALLER);
 }
 
 template <class T>
@@ -104,8 +108,7 @@ inline unsigned pack2(float low, float high) {
   return bits;
 }
 
-inline void named_barrier(int id, int threads) {
-  int unused = 0;
-  emu_named_barrier(id, threads, &unused, [](void**, unsigned) {}, EMU_HERE);
+inline void named_barrier(int id, int threads, EMU_FROM) {
+  emu_named_barrier(id, threads, nullptr, nullptr, EMU_CALLER);
 }
-inline void named_arrive(int id, int threads) { emu_named_arrive(id, threads, EMU_HERE); }
+inline void named_arrive(int id, int threads, EMU_FROM) { emu_named_arrive(id, threads, EMU_CALLER); }

@@ -164,7 +164,7 @@ def build(text: str, options: tuple[str, ...]) -> Path:
     if "asan" in kind:
         flags.append("-fsanitize-sections=emu_shared")
     if not compiler.is_clang:
-        flags.append("-fno-gnu-unique")
+        flags += ["-fno-gnu-unique", "-fdata-sections", f"-Wl,-T,{RUNTIME / 'emu_shared.ld'}"]
     key = _digest(text, runtime.name, compiler.version, *flags)
     library = folder / f"{key}.so"
     if not _is_usable(library):
@@ -188,7 +188,7 @@ def _build_runtime(compiler: Compiler, kind: str, folder: Path) -> Path:
 
 @functools.cache
 def _runtime_text() -> str:
-    return "\0".join(p.read_text() for p in sorted(RUNTIME.rglob("*")) if p.suffix in (".h", ".cpp"))
+    return "\0".join(p.read_text() for p in sorted(RUNTIME.rglob("*")) if p.suffix in (".h", ".cpp", ".ld"))
 
 
 def _is_usable(library: Path) -> bool:
@@ -232,6 +232,18 @@ def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: 
     finally:
         if os.path.exists(aside):
             os.unlink(aside)
+
+
+def static_shared_bytes(library: Path) -> dict[str, dict[str, int]]:
+    """Return the bytes of every static `__shared__` object by function and name; nothing where objdump is missing."""
+    if shutil.which("objdump") is None:
+        return {}
+    found: dict[str, dict[str, int]] = {}
+    table = _call(["objdump", "--syms", "--demangle", str(library)]).stdout
+    for size, symbol in re.findall(r" O emu_shared\t([0-9a-f]+)\s+(.*)$", table, re.MULTILINE):
+        owner, _, name = symbol.replace("(anonymous namespace)::", "").rpartition("::")
+        found.setdefault(owner, {})[name] = int(size, 16)
+    return found
 
 
 def _first_error(log: str) -> str:

@@ -7,14 +7,16 @@ from typing import Any
 
 from ddtree_cupy._compile.sources import expand, expand_text
 from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
-from ddtree_cupy.emulate._build import build
+from ddtree_cupy.emulate._build import build, static_shared_bytes
 from ddtree_cupy.emulate._native import NativeKernel, NativeModule
-from ddtree_cupy.emulate._state import current_seed
+from ddtree_cupy.emulate._state import checked_seed, current_seed
 from ddtree_cupy.emulate._translate import kernel_names, shared_alignment, translate
-from ddtree_cupy.errors import ArgumentError, UnsupportedError
+from ddtree_cupy.errors import ArgumentError, CompileError, UnsupportedError
 
 # The most dynamic shared memory any current GPU grants one block (sm_90, sm_100).
 MAX_SHARED_BYTES = 232_448
+# The most static shared memory that the CUDA compiler grants one kernel, on any GPU.
+MAX_STATIC_SHARED_BYTES = 49_152
 
 
 class Module:
@@ -41,7 +43,8 @@ class Module:
     Raises
     ------
     CompileError
-        The message starts with the file and line of the first error.
+        The message starts with the file and line of the first error. A function declares more static shared memory
+        than the 48 KiB that CUDA allows (seen where `objdump` is installed).
     UnsupportedError
         No compiler, or not Linux.
 
@@ -79,7 +82,10 @@ class Module:
         self.flush_subnormals = flush_subnormals
         names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
         self._shared_alignment = shared_alignment(code)
-        self._native = NativeModule(build(translate(code, names, name=self.name), _compiler_options(options)))
+        library = build(translate(code, names, name=self.name), _compiler_options(options))
+        self._native = NativeModule(library)
+        if self._native.static_bytes > MAX_STATIC_SHARED_BYTES:  # of all kernels together
+            _check_static_shared(self.name, static_shared_bytes(library))
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -141,6 +147,7 @@ class Function:
         threads = _dimensions("block", block)
         if not 0 <= shared_mem <= MAX_SHARED_BYTES:
             raise UnsupportedError(f"{self.name}: {shared_mem} bytes of shared memory, at most {MAX_SHARED_BYTES}")
+        schedule = current_seed() if seed is None else checked_seed(self.name, seed)
         pointers, keep = pack(self.name, self.parameters, tuple(args), strided=strided)
         if 0 in sizes:
             return
@@ -151,11 +158,22 @@ class Function:
             shared_mem,
             pointers,
             shared_alignment=self.module._shared_alignment,
-            seed=current_seed() if seed is None else seed,
+            seed=schedule,
             strict=self.module.strict,
             flush_subnormals=self.module.flush_subnormals,
         )
         del keep
+
+
+def _check_static_shared(file: str, bytes_of: dict[str, dict[str, int]]) -> None:
+    for function, objects in bytes_of.items():
+        if sum(objects.values()) > MAX_STATIC_SHARED_BYTES:
+            listed = ", ".join(f"`{name}` {size:,}" for name, size in sorted(objects.items()))
+            raise CompileError(
+                f"{file}: error: `{function}` declares {sum(objects.values()):,} bytes of static shared memory "
+                f"({listed}), CUDA allows {MAX_STATIC_SHARED_BYTES:,} a kernel; use dynamic shared memory "
+                "(`extern __shared__`) for more"
+            )
 
 
 def _dimensions(name: str, given: tuple[int, ...]) -> tuple[int, int, int]:

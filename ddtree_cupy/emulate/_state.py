@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
-from ddtree_cupy.errors import ArgumentError
+import numpy as np
+
+from ddtree_cupy.errors import ArgumentError, DTypeError
 
 _SEED: ContextVar[int | None] = ContextVar("ddtree_cupy_emulate_seed", default=None)
 
@@ -24,6 +27,8 @@ def active(seed: int = 0) -> Iterator[None]:
 
     Raises
     ------
+    DTypeError, ArgumentError
+        `seed` is not an integer, or not in 0 <= seed < 2**64.
     UnsupportedError
         No C++ compiler, or not Linux; see `available`.
 
@@ -39,14 +44,22 @@ def active(seed: int = 0) -> Iterator[None]:
     """
     from ddtree_cupy.emulate._build import find_compiler
 
-    if not 0 <= seed < 2**64:
-        raise ArgumentError(f"emulate.active: `seed` is {seed}, expected 0 <= seed < 2**64")
+    checked = checked_seed("emulate.active", seed)
     find_compiler()
-    token = _SEED.set(seed)
+    token = _SEED.set(checked)
     try:
         yield
     finally:
         _SEED.reset(token)
+
+
+def checked_seed(function: str, seed: Any) -> int:
+    """Return `seed` as an int; raise for what is no schedule."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise DTypeError(f"{function}: `seed` is {seed!r}, expected an integer, 0 <= seed < 2**64")
+    if not 0 <= seed < 2**64:
+        raise ArgumentError(f"{function}: `seed` is {seed}, expected 0 <= seed < 2**64")
+    return int(seed)
 
 
 def is_active() -> bool:

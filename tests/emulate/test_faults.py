@@ -74,6 +74,22 @@ def test_uninitialised_shared_memory_is_nan(declaration, seed):
         assert (x[:10] == 1).all()
 
 
+def test_uninitialised_shared_memory_of_templates_is_nan():
+    code = """template <class T>
+    __device__ T shared(int t) {
+      __shared__ T s[64];
+      if (t < 10) s[t] = 1;
+      __syncthreads();
+      return s[t];
+    }
+    extern "C" __global__ void k(float* x) { x[threadIdx.x] = shared<float>(threadIdx.x); }"""
+    function, x = emulate.Module(code).get_function("k"), np.zeros(64, np.float32)
+    for _ in range(2):
+        function((2,), (64,), (x,))
+        assert np.isnan(x[10:]).all()
+        assert (x[:10] == 1).all()
+
+
 def test_missing_barrier_gives_results_that_depend_on_the_schedule():
     body = "__shared__ float s[64];\ns[threadIdx.x] = threadIdx.x;\n{}\nx[threadIdx.x] = s[63 - threadIdx.x];"
     good = [run(body.format("__syncthreads();"), seed=seed) for seed in range(6)]

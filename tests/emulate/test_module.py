@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -190,8 +191,23 @@ def test_active_is_seen_in_this_context_only():
         thread.join()
         assert seen == [False]
     assert not emulate.is_active()
-    with pytest.raises(ArgumentError, match="seed"), emulate.active(seed=-1):
+
+
+@pytest.mark.parametrize("seed", [1.5, None, True, "1", -1, 2**64, np.float32(1), np.bool_(True)])
+def test_seeds_that_are_no_schedule_are_rejected(scale, seed):
+    error = DTypeError if type(seed) is not int else ArgumentError
+    message = rf"`seed` is {re.escape(repr(seed))}, expected .*0 <= seed < 2\*\*64"
+    with pytest.raises(error, match=f"emulate.active: {message}"), emulate.active(seed):
         pass
+    if seed is not None:  # None: the seed of the enclosing `active`
+        with pytest.raises(error, match=f"scale: {message}"):
+            call(scale, seed=seed)
+
+
+def test_seeds_may_be_numpy_integers(scale):
+    with emulate.active(np.uint64(2**64 - 1)):
+        assert emulate.current_seed() == 2**64 - 1
+        assert call(scale, seed=np.int8(3)).tolist() == [0, 2, 4, 6]
 
 
 def test_active_seed_is_the_default_schedule():

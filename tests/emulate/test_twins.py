@@ -213,3 +213,119 @@ def test_dynamic_shared_memory_is_aligned_to_the_largest_declaration():
     address = np.zeros(1, np.uint64)
     emulate.Module(code).get_function("one")((1,), (1,), (address,), 64)
     assert address[0] % 128 == 64
+
+
+PTX = r"""
+#include "common/ptx.cuh"
+extern "C" __global__ void load(unsigned* y, int skew, int transposed) {
+  __shared__ __align__(16) unsigned short s[32 * 8 + 8];
+  for (int i = threadIdx.x; i < 32 * 8 + 8; i += 32) s[i] = i;
+  __syncthreads();
+  unsigned r[4];
+  const SharedAddress row = shared_address(s + 8 * threadIdx.x + (threadIdx.x == 5 ? skew : 0));
+  if (transposed)
+    load_matrices_transposed(r, row);
+  else
+    load_matrices(r, row);
+  y[threadIdx.x] = r[0];
+}
+extern "C" __global__ void copy(const uint4* x) {
+  __shared__ uint4 s[2];
+  copy_async_16(shared_address(s) + 8, x, true);
+}
+extern "C" __global__ void meet(int threads) {
+  named_barrier(1, threads);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def ptx():
+    return emulate.Module(PTX)
+
+
+@pytest.mark.parametrize(("transposed", "line"), [(0, 12), (1, 10)])
+def test_ldmatrix_rejects_rows_that_are_not_aligned(ptx, transposed, line):
+    function, y = ptx.get_function("load"), np.zeros(32, np.uint32)
+    function((1,), (32,), (y, np.int32(8), np.int32(transposed)))
+    for skew in (1, 2, 4, 7):  # in elements of 2 bytes
+        with pytest.raises(EmulatorError, match=rf"thread \(5,0,0\): kernel\.cu:{line}: ldmatrix: .* 16 bytes"):
+            function((1,), (32,), (y, np.int32(skew), np.int32(transposed)))
+
+
+def test_twins_name_the_line_of_the_kernel(ptx):
+    with pytest.raises(EmulatorError, match=r"kernel\.cu:17: cp\.async of 16 bytes: .* not aligned"):
+        ptx.get_function("copy")((1,), (1,), (np.zeros((1, 4), np.uint32),))
+    with pytest.raises(EmulatorError, match=r"kernel\.cu:20: named barrier 1: 40 threads is not a multiple of 32"):
+        ptx.get_function("meet")((1,), (64,), (np.int32(40),))
+
+
+ZERO = r"""
+void total(void** deposits, unsigned n) {
+  int sum = 0;
+  for (unsigned i = 0; i < n; ++i) sum += *static_cast<int*>(deposits[i]);
+  for (unsigned i = 0; i < n; ++i) *static_cast<int*>(deposits[i]) = sum;
+}
+extern "C" __global__ void same(int* y) {
+  __shared__ int s[64];
+  s[threadIdx.x] = threadIdx.x;
+  if (threadIdx.x < 32) emu_named_barrier(0, 64, nullptr, nullptr, EMU_HERE);
+  else __syncthreads();
+  y[threadIdx.x] = s[63 - threadIdx.x];
+}
+extern "C" __global__ void sum(int* y) {
+  int mine = threadIdx.x;
+  for (int i = 0; i < 2; ++i) emu_named_barrier(0, 64, &mine, total, EMU_HERE);
+  y[threadIdx.x] = mine;
+}
+extern "C" __global__ void part(int* y) {
+  if (threadIdx.x < 32) emu_named_barrier(0, 32, nullptr, nullptr, EMU_HERE);
+  emu_named_barrier(1, 64, nullptr, nullptr, EMU_HERE);
+  __syncthreads();
+  y[threadIdx.x] = 1;
+}
+extern "C" __global__ void clash(int* y) {
+  if (threadIdx.x < 64) emu_named_barrier(0, 96, nullptr, nullptr, EMU_HERE);
+  else __syncthreads();
+}
+extern "C" __global__ void arrive(int* y) {
+  emu_named_arrive(0, 64, EMU_HERE);
+}
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_named_barrier_0_is_syncthreads(seed):
+    y = np.zeros(64, np.int32)
+    emulate.Module(ZERO, strict=False).get_function("same")((2,), (64,), (y,), seed=seed)
+    assert_identical(y, np.arange(63, -1, -1, dtype=np.int32))
+    strict = emulate.Module(ZERO)
+    with pytest.raises(EmulatorError, match=r"__syncthreads while \d+ threads wait in another one, at kernel\.cu:1"):
+        strict.get_function("same")((2,), (64,), (y,), seed=seed)
+    strict.get_function("part")((2,), (64,), (y,), seed=seed)
+    assert (y == 1).all()
+    strict.get_function("sum")((2,), (64,), (y,), seed=seed)
+    assert (y == 64 * 63 // 2 * 64).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_named_barrier_0_for_some_threads_excludes_syncthreads(seed):
+    module, y = emulate.Module(ZERO), np.zeros(128, np.int32)
+    clash = r"kernel\.cu:2\d: (__syncthreads is named barrier 0, where|named barrier 0 is that of __syncthreads)"
+    with pytest.raises(EmulatorError, match=clash):
+        module.get_function("clash")((1,), (128,), (y,), seed=seed)
+    with pytest.raises(EmulatorError, match="is __syncthreads: use 1 to 15 to arrive without waiting"):
+        module.get_function("arrive")((1,), (64,), (y,), seed=seed)
+
+
+def test_static_shared_memory_is_limited_as_in_cuda():
+    code = """template <int N>
+    __device__ void fill(char* y) { __shared__ char big[N]; big[y[0]] = 1; __syncthreads(); y[0] = big[y[1]]; }
+    extern "C" __global__ void first(char* y) { __shared__ float s[%d]; __shared__ int t; s[0] = t = 1; y[0] = s[0]; }
+    extern "C" __global__ void second(char* y) { fill<%d>(y); }"""
+    y = np.zeros(2, np.int8)
+    emulate.Module(code % (12287, 49152)).get_function("first")((1,), (1,), (y,))  # 48 KiB each
+    with pytest.raises(CompileError, match=r"`first\(char\*\)` declares 49,156 bytes .*\(`s` 49,152, `t` 4\), CUDA allo"):
+        emulate.Module(code % (12288, 1))
+    with pytest.raises(CompileError, match=r"`fill<49153>\(char\*\)` declares 49,153 bytes .*`extern __shared__`"):
+        emulate.Module(code % (1, 49153))

@@ -61,10 +61,12 @@ EMU_API const unsigned char* emu_collect(unsigned mask, int op, const void* in, 
 EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void** lanes), emu_where where);
 
 // bar.sync / bar.arrive `id` (0..15) for `count` threads. The last thread to arrive runs `fn(deposits, count)` if
-// given, with the pointers in the order of thread numbers (a twin of a warpgroup-wide instruction).
+// given, with the pointers in the order of thread numbers (a twin of a warpgroup-wide instruction). Barrier 0 for all
+// threads of the block is __syncthreads; for fewer threads it must not be in use at the same time as __syncthreads.
 EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(void** deposits, unsigned count),
                                emu_where where);
-// emu_named_arrive does not wait for them, but in a random schedule others may run before it returns.
+// emu_named_arrive does not wait for them, but in a random schedule others may run before it returns. It does not take
+// barrier 0 for all threads of the block.
 EMU_API void emu_named_arrive(int id, unsigned count, emu_where where);
 
 // Blocks this thread until `ready(state)` is true (twin of an mbarrier wait). A wait that can never end is a

@@ -115,9 +115,14 @@ static void wait_for_group(WarpGroup& group, bool last) {
   EMU_ACQUIRE(&group);
 }
 
+static bool is_syncthreads(int id, unsigned count) { return id == 0 && count == (S.num_threads + 31) / 32 * 32; }
+
 static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where where) {
   if (id < 0 || id > 15) emu_fail(where, "named barrier %d: ids are 0 to 15", id);
-  if (!count || count % 32) emu_fail(where, "named barrier %d: %u threads is no multiple of 32", id, count);
+  if (!count || count % 32) emu_fail(where, "named barrier %d: %u threads is not a multiple of 32", id, count);
+  if (id == 0 && S.barrier.arrived)
+    emu_fail(where, "named barrier 0 is that of __syncthreads, where %u threads wait at %s:%d", S.barrier.arrived,
+             S.barrier.where.file, S.barrier.where.line);
   NamedBarrier& barrier = S.named[id];
   if (barrier.arrived && barrier.count != count)
     emu_fail(where, "named barrier %d is used with %u and with %u threads", id, barrier.count, count);
@@ -135,6 +140,14 @@ static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where 
 
 // Orders nothing for TSan: every arrival has released, and only those who wait acquire, so that a thread that merely
 // arrives (bar.arrive) is ordered after nobody, even if it is the last.
+static void run_on_deposits(const NamedBarrier& barrier, void (*fn)(void** deposits, unsigned count)) {
+  void* deposits[1024];
+  unsigned n = 0;
+  for (unsigned i = 0; i < S.num_threads; ++i)
+    if (barrier.deposits[i]) deposits[n++] = barrier.deposits[i];
+  fn(deposits, n);
+}
+
 static void complete_named(int id, NamedBarrier& barrier) {
   barrier.arrived = 0;
   memset(barrier.deposits, 0, sizeof barrier.deposits);
@@ -151,6 +164,9 @@ EMU_API int emu_syncthreads(emu_where where, int kind, int predicate) {
   BlockBarrier& b = S.barrier;
   if (S.launch->strict && S.alive != S.num_threads)
     emu_fail(where, "__syncthreads after %u threads of the block left the kernel", S.num_threads - S.alive);
+  if (S.named[0].arrived)
+    emu_fail(where, "__syncthreads is named barrier 0, where %u of %u threads arrived at %s:%d", S.named[0].arrived,
+             S.named[0].count, S.named[0].where.file, S.named[0].where.line);
   if (!b.arrived) {
     b.where = where;
     b.kind = kind;
@@ -197,15 +213,23 @@ EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void**
 
 EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(void** deposits, unsigned count),
                                emu_where where) {
+  if (is_syncthreads(id, count)) {
+    S.named[0].count = count;  // so that reset_barriers forgets what a failed launch leaves
+    S.named[0].deposits[S.current->linear] = mine;
+    EMU_RELEASE(&S.barrier_tag);
+    if (fn && S.barrier.arrived + 1 == S.alive) {
+      EMU_ACQUIRE(&S.barrier_tag);
+      run_on_deposits(S.named[0], fn);
+    }
+    emu_syncthreads(where, 0, 0);
+    S.named[0].deposits[S.current->linear] = nullptr;
+    return;
+  }
   NamedBarrier& barrier = arrive_named(id, count, mine, where);
   if (barrier.arrived == count) {
     if (fn) {
       EMU_ACQUIRE(&barrier);
-      void* deposits[1024];
-      unsigned n = 0;
-      for (unsigned i = 0; i < S.num_threads; ++i)
-        if (barrier.deposits[i]) deposits[n++] = barrier.deposits[i];
-      fn(deposits, n);
+      run_on_deposits(barrier, fn);
       EMU_RELEASE(&barrier);
     }
     complete_named(id, barrier);
@@ -218,6 +242,8 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
 }
 
 EMU_API void emu_named_arrive(int id, unsigned count, emu_where where) {
+  if (is_syncthreads(id, count))
+    emu_fail(where, "named barrier 0 for %u threads is __syncthreads: use 1 to 15 to arrive without waiting", count);
   NamedBarrier& barrier = arrive_named(id, count, nullptr, where);
   if (barrier.arrived == count) complete_named(id, barrier);
   if (emu_ctx.random_schedule && (next_random() & 1)) yield();  // else what follows would never come too late

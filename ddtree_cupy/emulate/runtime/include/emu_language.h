@@ -24,7 +24,8 @@
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 // All shared objects share one section, so that the runtime can poison them between blocks. The kernel text sits in an
-// unnamed namespace: without it, g++ refuses the section for statics of templates.
+// unnamed namespace: without it, g++ refuses the section for statics of templates. Within it, g++ ignores the section
+// there, and emu_shared.ld puts them into it.
 #define __shared__ static __attribute__((section("emu_shared"), used))
 #define EMU_DYNAMIC_SHARED(name, ...) __VA_ARGS__* name = static_cast<__VA_ARGS__*>(emu_ctx.dynamic_shared)
 extern "C" char __start_emu_shared[] __attribute__((weak, visibility("hidden")));
@@ -35,6 +36,9 @@ extern "C" char __stop_emu_shared[] __attribute__((weak, visibility("hidden")));
 #define blockDim (emu_ctx.block_dim)
 #define gridDim (emu_ctx.grid_dim)
 #define warpSize 32
+// The last parameters of a twin: the place of its call, which is EMU_CALLER in its body.
+#define EMU_FROM const char *emu_file = __builtin_FILE(), int emu_line = __builtin_LINE()
+#define EMU_CALLER (emu_where{emu_file, emu_line})
 
 // Not in NVRTC, so a kernel that needs them must not compile here either.
 #undef INFINITY
