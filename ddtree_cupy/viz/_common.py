@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, library_of
+from ddtree_cupy._check import Checker, library_of, refuse_odd_array
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 Array = Any
@@ -130,6 +130,7 @@ def place_labels(ax: Axes, texts: Sequence[tuple[float, float, str, bool]], radi
 
 def on_host(function: str, name: str, array: Array) -> npt.NDArray[Any]:
     """Return a NumPy array; one on a GPU is copied."""
+    refuse_odd_array(function, name, array)
     try:
         return np.asarray(array.get() if library_of(array) == "cupy" else array)
     except (TypeError, ValueError) as error:

@@ -139,7 +139,7 @@ def test_models_that_lack_a_part_are_rejected(loop, name):
     with pytest.raises(DTypeError, match=rf"^{loop}: `(target|drafter)` is Model without `{name}`, expected what"):
         run(loop, *models)
     for odd in (None, "gpt"):
-        with pytest.raises(DTypeError, match="`target` is .* without `vocab_size`"):
+        with pytest.raises(DTypeError, match=r"`target` is .* without `vocab_size`"):
             run(loop, odd, NoisyDrafter(target))
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ddtree_cupy import best_first_tree, build_tree, top_candidates
+from ddtree_cupy._topology import fillable_nodes
 from ddtree_cupy.cli import main
 from ddtree_cupy.errors import ArgumentError, DDTreeError
 from ddtree_cupy.testing import assert_identical
-from ddtree_cupy._topology import fillable_nodes
 
 LOGITS = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
 HUGE = [1_000_000, 2**31 - 2]

@@ -241,9 +241,11 @@ def test_visibility_display_rejects_scalars_that_are_no_integer():
         (lambda ragged: viz.BenchDisplay(["v1"], ragged, [1.0]), "contexts"),
     ],
 )
-def test_displays_reject_ragged_lists(call, name):
+def test_displays_reject_ragged_lists_and_masked_arrays(call, name):
     with pytest.raises(ShapeError, match=f"`{name}` is list, expected an array or even lists"):
         call([[0], [0, 1]])
+    with pytest.raises(DTypeError, match=f"`{name}` is a masked array"):
+        call(np.ma.masked_array([[1]]))
 
 
 def test_bench_display_rejects_reports_without_a_measurement():
