@@ -109,7 +109,7 @@ class BestFirst:
             candidates,
             budget=budget,
             root_token_ids=root_token_ids,
-            capacity=self.budget,
+            capacity=None if isinstance(budget, int) else self.budget,
             max_depth=self.max_depth,
             max_children=self.max_children,
             min_path_score=self.min_path_score,

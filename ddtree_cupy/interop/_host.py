@@ -1,7 +1,6 @@
 """What the formats share: host checks of trees, masks and lengths before anything is converted."""
 
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -67,9 +66,9 @@ def mapping_with(function: str, arrays: Any, names: Iterable[str]) -> None:
 
 
 def addressable(function: str, name: str, shape: tuple[int, ...], itemsize: int = 1) -> None:
-    """Raise when `name` asks for an array of more bytes than NumPy can address, whatever the memory."""
-    if math.prod(max(size, 1) for size in shape) * itemsize > sys.maxsize:
-        raise ArgumentError(f"{function}: `{name}` asks for an array of shape {shape}, more than can be addressed")
+    """Raise when `name` asks for an array of more than 1 TiB, whatever the memory."""
+    if math.prod(max(size, 1) for size in shape) * itemsize > 2**40:
+        raise ArgumentError(f"{function}: `{name}` asks for an array of shape {shape}, more than 1 TiB")
 
 
 def integer_array(function: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:

@@ -106,6 +106,12 @@ def test_replay_rejects_rounds_beyond_memory(traces):
         replay(traces, chain(2), num_rounds=10**12)
 
 
+def test_a_chain_takes_any_length(traces):
+    assert replay(traces, chain(10**9)).tokens_per_pass == replay(traces, chain(15)).tokens_per_pass
+    with pytest.raises(ArgumentError, match="`budget` is 1000000000, expected at most 65534"):
+        replay(traces, BestFirst(10**9))
+
+
 def test_a_sum_of_costs_takes_costs_only():
     with pytest.raises(TypeError, match="unsupported operand"):
         LinearCost(1.0, 0.0) + 3.0

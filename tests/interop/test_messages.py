@@ -237,6 +237,7 @@ def test_options_that_are_no_strings_are_rejected():
             "from_tensorrt_llm_mask",
             "capacity",
         ),
+        (lambda: from_parent_lists([7], [-1], capacity=10**7), ArgumentError, "from_parent_lists", "capacity"),
         (lambda: from_parent_lists([7], [-1], capacity=FAR), ArgumentError, "from_parent_lists", "capacity"),
         (lambda: to_tensorrt_llm_mask(T6, max_nodes=2**50), ArgumentError, "to_tensorrt_llm_mask", "max_nodes"),
         (lambda: to_tensorrt_llm_mask(T6, words=2**70), ArgumentError, "to_tensorrt_llm_mask", "words"),
