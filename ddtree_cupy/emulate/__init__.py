@@ -1,9 +1,10 @@
 """Run CUDA kernels on the CPU, without a GPU: the very same `.cu` text, through g++ or clang++.
 
-Every CUDA thread of a block is a fiber with its own stack; blocks run one after another. Between two synchronisation
-points a thread is never interrupted, and at each of them a seed decides who goes on, fairly or not: schedule fuzzing
-(see `active`). Shared memory is filled with 0xFF (NaN, -1) before each block. Misuse of barriers and warp operations is reported as `EmulatorError`
-with block, thread and source line; sanitizers find the rest (`sanitizer_environment`).
+Every CUDA thread of a block is a fiber with its own stack; blocks run one after another, or two at a time. Between two
+synchronisation points a thread is never interrupted, and at each of them a seed decides who goes on, fairly or not:
+schedule fuzzing (see `active`). Shared memory is filled with 0xFF (NaN, -1) before each block. Misuse of barriers and
+warp operations is reported as `EmulatorError` with block, thread and source line; sanitizers find the rest
+(`sanitizer_environment`).
 
     active(seed=0)                  with-block: NumPy arrays run the library's kernels here
     Module(code_or_path, ...)       your own `.cu`, in the shape of cupy.RawModule
@@ -14,8 +15,9 @@ with block, thread and source line; sanitizers find the rest (`sanitizer_environ
 What it is not
 --------------
 - No performance model, no coalescing, no occupancy, no registers.
-- Races between two synchronisation points show only through the seeds and under `tsan`; races between blocks are not
-  reported, since blocks run in sequence. A block that spins on another one is reported as a deadlock or hangs.
+- Races between two synchronisation points show only through the seeds and under `tsan`. Races between blocks show only
+  through seeds above 0, which interleave the threads of two blocks; `tsan` does not see them. A block that spins on
+  another one is reported as a deadlock or hangs.
 - Floats are not bit-equal to a GPU's: nothing is fused unless written `fmaf`, `__expf` and `rsqrtf` are accurate, and
   matrix instructions sum in another order. Compare floats by tolerance; integers and comparisons are exact. Subnormals
   are flushed by default, float64 ones too (see `Module`).

@@ -20,10 +20,11 @@ def active(seed: int = 0) -> Iterator[None]:
     ----------
     seed : int
         The schedule; a correct kernel gives the same bits for every seed. 0 takes blocks and threads in index order,
-        the threads of every odd block backwards. Any other seed shuffles the threads of each block and, when odd, runs
-        the blocks backwards. The next thread is chosen in one of two ways, unfair where bit 1 of the block's index
-        and of the seed agree, fair elsewhere. Unfair: always the first ready thread of the order, so that one warp
-        runs as far ahead of the others as barriers allow. Fair: the next one, or for seeds above 0 a random one.
+        the threads of every odd block backwards. Any other seed shuffles the threads of each block, interleaves two
+        blocks at a time (not under `tsan`) and, when odd, runs the blocks backwards. The next thread is chosen in one
+        of two ways, unfair where bit 1 of the block's index and of the seed agree, fair elsewhere. Unfair: always the
+        first ready thread of the order, so that one warp runs as far ahead of the others as barriers allow. Fair: the
+        next one, or for seeds above 0 a random one.
 
     Raises
     ------

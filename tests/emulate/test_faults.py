@@ -172,6 +172,30 @@ def test_blocks_run_backwards_for_odd_seeds():
     assert run(body, blocks=5, seed=3)[0] == 0
 
 
+OVERLAP = """__shared__ int s[64];
+    extern __shared__ int d[];
+    const int t = threadIdx.x, id = 100 * blockIdx.x;
+    for (int i = 0; i < 8; ++i) {{
+      s[t] = id + t + i;
+      d[t] = id - t - i;
+      {state}[t] = id + t;
+      __syncthreads();
+      const bool good = s[63 - t] == id + 63 - t + i && d[63 - t] == id - 63 + t - i && {state}[63 - t] == id + 63 - t;
+      x[64 * blockIdx.x + t] += good;
+      __syncthreads();
+    }}"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_overlapping_state_of_neighbouring_blocks_is_found(seed):
+    blocks = 5  # an odd number: the last one has no neighbour
+    own = OVERLAP.format(state="(x + 320 + 64 * blockIdx.x)")
+    assert (run(own, seed=seed, blocks=blocks, n=640, shared_mem=256)[:320] == 8).all()
+    shifted = OVERLAP.format(state="(x + 320 + 32 * blockIdx.x)")
+    good = run(shifted, seed=seed, blocks=blocks, n=640, shared_mem=256)[:320]
+    assert (good == 8).all() == (seed == 0)  # seed 0 takes one block after another
+
+
 def test_same_seed_gives_the_same_schedule():
     body = "__shared__ int n;\nif (threadIdx.x == 0) n = 0;\n__syncthreads();\nx[threadIdx.x] = atomicAdd(&n, 1);"
     first = [run(body, seed=seed) for seed in range(4)]

@@ -325,7 +325,7 @@ def test_static_shared_memory_is_limited_as_in_cuda():
     extern "C" __global__ void second(char* y) { fill<%d>(y); }"""
     y = np.zeros(2, np.int8)
     emulate.Module(code % (12287, 49152)).get_function("first")((1,), (1,), (y,))  # 48 KiB each
-    with pytest.raises(CompileError, match=r"`first\(char\*\)` declares 49,156 bytes .*\(`s` 49,152, `t` 4\), CUDA allo"):
+    with pytest.raises(CompileError, match=r"`first\(char\*\)` declares 49,156 bytes .*\(`s` 49,152, `t` 4\), CUDA"):
         emulate.Module(code % (12288, 1))
     with pytest.raises(CompileError, match=r"`fill<49153>\(char\*\)` declares 49,153 bytes .*`extern __shared__`"):
         emulate.Module(code % (1, 49153))

@@ -1,6 +1,5 @@
 // emu_runtime.cpp: launches, the life of a thread, and failure.
 #include "emu_scheduler.h"
-#include "emu_async_queue.h"
 
 #include <algorithm>
 #include <numeric>
@@ -21,8 +20,13 @@ asm(".text\n.globl emu_swap\n.hidden emu_swap\n.type emu_swap,@function\nemu_swa
 #endif
 
 namespace emu_rt {
+#if defined(EMU_TSAN)
+constexpr bool may_overlap = false;  // static shared memory has one address for all blocks: that would be a race
+#else
+constexpr bool may_overlap = true;
+#endif
 Scheduler S;
-static std::vector<emu_async_queue> queues;  // one per thread of the block
+Block* B = S.blocks;
 
 // Sets flush-to-zero and denormals-are-zero for the life of the object. The FPU has one switch for both widths, so
 // float64 subnormals are flushed as well.
@@ -59,6 +63,14 @@ static void fill_poison(char* begin, size_t bytes) {  // not memset: a sanitizer
 #endif
 }
 
+static void copy_unwatched(void* to, const void* from, size_t bytes) {  // not memcpy, for the same reason
+#if defined(__x86_64__)
+  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
+#else
+  for (size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(to)[i] = static_cast<const char*>(from)[i];
+#endif
+}
+
 static void entry() {
   on_fiber_entry(S.host_stack);
   EMU_ACQUIRE(&S.start_tag);
@@ -66,10 +78,10 @@ static void entry() {
 
   Fiber& me = *S.current;
   set_waiting(me, State::done, emu_where{"", 0});
-  --S.alive;
+  --B->alive;
   EMU_RELEASE(&S.done_tag);
   leave_barriers(me);
-  if (S.alive) {
+  if (B->alive) {
     yield();
   } else {
     check_named_barriers();
@@ -87,60 +99,110 @@ static bool check_launch(const emu_launch& l, uint64_t threads) {
   return good;
 }
 
-static void allocate_threads(unsigned n) {
-  size_t have = S.fibers.size();
+static void allocate_threads(Block& block, unsigned n) {
+  size_t have = block.fibers.size();
   if (have < n) {
-    S.fibers.resize(n);
-    for (size_t i = have; i < n; ++i) allocate_stack(S.fibers[i]);
+    block.fibers.resize(n);
+    for (size_t i = have; i < n; ++i) allocate_stack(block.fibers[i]);
   }
-  if (queues.size() < n) queues.resize(n);
+  if (block.queues.size() < n) block.queues.resize(n);
 #if defined(EMU_TSAN)
   for (unsigned i = 0; i < n; ++i)
-    if (!S.fibers[i].tsan) S.fibers[i].tsan = __tsan_create_fiber(0);
-  S.host.tsan = __tsan_get_current_fiber();
+    if (!block.fibers[i].tsan) block.fibers[i].tsan = __tsan_create_fiber(0);
 #endif
   unsigned warps = (n + 31) / 32;
-  if (S.warps.size() < warps) S.warps.resize(warps);
-  S.order.assign((n + 63) / 64 * 64, 0);
-  S.position.assign(n, 0);
-  S.ready.assign((n + 63) / 64, 0);
-  S.num_threads = n;
+  if (block.warps.size() < warps) block.warps.resize(warps);
+  block.order.assign((n + 63) / 64 * 64, 0);
+  block.position.assign(n, 0);
+  block.ready.assign((n + 63) / 64, 0);
 }
 
 // Chooses the order of a block's threads: by a random schedule shuffled, else by index, in odd blocks backwards. An
 // unfair schedule keeps warps together: the first warp of the order can run ahead of the others.
 static void order_threads(unsigned n, uint64_t block) {
-  auto end = S.order.begin() + n;
-  std::iota(S.order.begin(), end, 0u);
-  S.fair = (block ^ S.launch->seed) >> 1 & 1;
+  auto end = B->order.begin() + n;
+  std::iota(B->order.begin(), end, 0u);
+  B->fair = (block ^ S.launch->seed) >> 1 & 1;
   if (emu_ctx.random_schedule) {
-    for (unsigned i = n - 1; i; --i) std::swap(S.order[i], S.order[next_random() % (i + 1)]);
+    for (unsigned i = n - 1; i; --i) std::swap(B->order[i], B->order[next_random() % (i + 1)]);
     unsigned rank[32];
-    for (unsigned i = n; i--;) rank[S.order[i] >> 5] = i;
+    for (unsigned i = n; i--;) rank[B->order[i] >> 5] = i;
     auto by_warp = [&](unsigned a, unsigned b) { return rank[a >> 5] < rank[b >> 5]; };
-    if (!S.fair) std::stable_sort(S.order.begin(), end, by_warp);
+    if (!B->fair) std::stable_sort(B->order.begin(), end, by_warp);
   } else if (block & 1) {
-    std::reverse(S.order.begin(), end);
+    std::reverse(B->order.begin(), end);
   }
-  for (unsigned i = 0; i < n; ++i) S.position[S.order[i]] = i;
+  for (unsigned i = 0; i < n; ++i) B->position[B->order[i]] = i;
 }
 
-static void run_block(unsigned n, const unsigned* dim, uint64_t block) {
+void enter_block(Block& block) {
+  char* begin = S.launch->static_begin;
+  size_t bytes = S.launch->static_end - begin;
+  if (S.loaded != &block) {
+    if (S.loaded && S.loaded->alive) copy_unwatched(S.loaded->static_shared.data(), begin, bytes);
+    copy_unwatched(begin, block.static_shared.data(), bytes);
+  }
+  S.loaded = B = &block;
+  emu_ctx.block_idx = block.index;
+  emu_ctx.dynamic_shared = block.dynamic_shared;
+}
+
+// Makes every thread of a block ready to run.
+static bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
+  const emu_launch& l = *S.launch;
+  const unsigned *grid = l.grid, *dim = l.block, n = S.num_threads;
+  uint64_t place = l.seed & 1 ? of_all - 1 - number : number;  // odd seeds run the blocks backwards
+  block.number = number;
+  block.index = {unsigned(place % grid[0]), unsigned(place / grid[0] % grid[1]), unsigned(place / grid[0] / grid[1])};
+  block.static_shared.assign(l.static_end - l.static_begin, char(0xFF));
+  if (S.loaded == &block) S.loaded = nullptr;
+  if (l.shared_bytes) {
+    if (posix_memalign(&block.allocated, 2 * l.shared_alignment, l.shared_alignment + l.shared_bytes)) {
+      block.allocated = nullptr;
+      snprintf(l.error, l.error_bytes, "no memory for %llu bytes of dynamic shared memory",
+               (unsigned long long)l.shared_bytes);
+      return false;
+    }
+#if defined(EMU_ASAN)
+    __asan_poison_memory_region(block.allocated, l.shared_alignment);  // so that s[-1] is reported
+#endif
+    block.dynamic_shared = static_cast<char*>(block.allocated) + l.shared_alignment;
+    fill_poison(static_cast<char*>(block.dynamic_shared), l.shared_bytes);
+  }
+  B = &block;
   reset_barriers();
-  order_threads(n, block);
+  order_threads(n, place);
   for (unsigned w = 0; w * 32 < n; ++w) {
-    S.warps[w].num_groups = 0;
-    S.warps[w].live = n - w * 32 >= 32 ? ~0u : (1u << (n - w * 32)) - 1;
+    block.warps[w].num_groups = 0;
+    block.warps[w].live = n - w * 32 >= 32 ? ~0u : (1u << (n - w * 32)) - 1;
   }
   for (unsigned i = 0; i < n; ++i) {
-    Fiber& fiber = S.fibers[i];
+    Fiber& fiber = block.fibers[i];
     fiber.linear = i;
     fiber.index = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
-    queues[i].reset();
+    block.queues[i].reset();
     prepare(fiber, entry);
     set_ready(fiber);
   }
-  S.alive = n;
+  block.alive = n;
+  return true;
+}
+
+static void end_block(Block& block) {
+#if defined(EMU_ASAN)
+  if (block.allocated) __asan_unpoison_memory_region(block.allocated, S.launch->shared_alignment);
+#endif
+  free(block.allocated);
+  block.allocated = block.dynamic_shared = nullptr;
+  block.alive = 0;
+}
+
+// Runs the block that began first, until one has ended.
+static void run_blocks() {
+  Block* first = nullptr;
+  for (Block& block : S.blocks)
+    if (block.alive && (!first || block.number < first->number)) first = &block;
+  enter_block(*first);
   S.current = &S.host;
   EMU_RELEASE(&S.start_tag);
   run(*next_ready(0));
@@ -164,41 +226,33 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   S.switches = 0;
   S.random_state = l.seed * 0x9E3779B97F4A7C15ull + 1;
   S.host_stack = HostStack();
-  allocate_threads(n);
+  uint64_t blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
+  S.num_threads = n;
+  S.num_blocks = may_overlap && l.seed && blocks > 1 ? 2 : 1;
+  S.loaded = nullptr;
+  for (unsigned i = 0; i < S.num_blocks; ++i) allocate_threads(S.blocks[i], n);
+#if defined(EMU_TSAN)
+  S.host.tsan = __tsan_get_current_fiber();
+#endif
   emu_ctx.block_dim = {l.block[0], l.block[1], l.block[2]};
   emu_ctx.grid_dim = {l.grid[0], l.grid[1], l.grid[2]};
   emu_ctx.dynamic_bytes = l.shared_bytes;
   emu_ctx.random_schedule = l.seed != 0;
 
   FlushSubnormals flush(l.flush_subnormals);
-  uint64_t blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
-  for (uint64_t i = 0; i < blocks && !S.failed; ++i) {
-    uint64_t block = l.seed & 1 ? blocks - 1 - i : i;  // odd seeds run the blocks backwards
-    emu_ctx.block_idx = {unsigned(block % l.grid[0]), unsigned(block / l.grid[0] % l.grid[1]),
-                         unsigned(block / l.grid[0] / l.grid[1])};
-    fill_poison(l.static_begin, l.static_end - l.static_begin);
-    void* allocated = nullptr;
-    if (l.shared_bytes && posix_memalign(&allocated, 2 * l.shared_alignment, l.shared_alignment + l.shared_bytes)) {
-      snprintf(l.error, l.error_bytes, "no memory for %llu bytes of dynamic shared memory",
-               (unsigned long long)l.shared_bytes);
-      return 1;
-    }
-#if defined(EMU_ASAN)
-    if (allocated) __asan_poison_memory_region(allocated, l.shared_alignment);  // so that s[-1] is reported
-#endif
-    char* dynamic = allocated ? static_cast<char*>(allocated) + l.shared_alignment : nullptr;
-    if (dynamic) fill_poison(dynamic, l.shared_bytes);
-    emu_ctx.dynamic_shared = dynamic;
-    run_block(n, l.block, block);
-#if defined(EMU_ASAN)
-    if (allocated) __asan_unpoison_memory_region(allocated, l.shared_alignment);
-#endif
-    free(allocated);
+  uint64_t begun = 0;
+  while (!S.failed) {
+    for (unsigned i = 0; i < S.num_blocks && begun < blocks && !S.failed; ++i)
+      if (!S.blocks[i].alive) S.failed = !begin_block(S.blocks[i], begun++, blocks);
+    if (S.failed || !(S.blocks[0].alive || S.blocks[1].alive)) break;
+    run_blocks();
+    if (!S.failed) end_block(*B);
   }
+  for (Block& block : S.blocks) end_block(block);
   l.switches = S.switches;
 #if defined(EMU_TSAN)
   if (S.failed)  // their shadow call stacks are in the middle of the kernel
-    for (Fiber& fiber : S.fibers)
+    for (Fiber& fiber : S.blocks[0].fibers)
       if (fiber.tsan) {
         __tsan_destroy_fiber(fiber.tsan);
         fiber.tsan = nullptr;
@@ -224,6 +278,6 @@ EMU_API void emu_fail(emu_where where, const char* format, ...) {
   abort();
 }
 
-EMU_API unsigned emu_live_mask(void) { return S.warps[S.current->linear >> 5].live; }
+EMU_API unsigned emu_live_mask(void) { return B->warps[S.current->linear >> 5].live; }
 EMU_API uint64_t emu_random(void) { return next_random(); }
-EMU_API emu_async_queue* emu_thread_queue(void) { return &queues[S.current->linear]; }
+EMU_API emu_async_queue* emu_thread_queue(void) { return &B->queues[S.current->linear]; }

@@ -3,6 +3,7 @@
 #include <cstdarg>
 #include <vector>
 
+#include "emu_async_queue.h"
 #include "emu_fiber.h"
 
 namespace emu_rt {
@@ -33,28 +34,40 @@ struct NamedBarrier {
   bool has_arrived[1024] = {};  // by thread, since the barrier last completed
 };
 
+// A block that has begun and not ended, while `alive` is above 0.
+struct Block {
+  uint64_t number = 0;  // in the order of their beginnings
+  emu_uint3 index{};
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<emu_async_queue> queues;    // one per thread
+  std::vector<unsigned> order, position;  // schedule order -> thread, and back
+  std::vector<uint64_t> ready;            // bit per place in `order`
+  unsigned alive = 0, waiting_on_condition = 0;
+  bool fair = false;                      // see yield
+  BlockBarrier barrier;
+  NamedBarrier named[16];
+  std::vector<char> static_shared;        // while another block is in its place
+  void *allocated = nullptr, *dynamic_shared = nullptr;
+};
+
 struct Scheduler {
   emu_launch* launch = nullptr;
   emu_thunk thunk = nullptr;
   void** args = nullptr;
   bool failed = false;
-  bool fair = false;  // of the block that runs, see yield
   uint64_t random_state = 1, switches = 0;
-
-  std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
-  std::vector<unsigned> order, position;  // schedule order -> thread, and back
-  std::vector<uint64_t> ready;            // bit per place in `order`
-  unsigned num_threads = 0, alive = 0, waiting_on_condition = 0;
+  unsigned num_threads = 0;  // of a block
+  Block blocks[2];
+  unsigned num_blocks = 1;   // of these in use; 2: their threads are interleaved
+  Block* loaded = nullptr;   // the one whose static shared memory is in place
   Fiber* current = nullptr;
   Fiber host;
   HostStack host_stack;
-
-  BlockBarrier barrier;
-  NamedBarrier named[16];
   char start_tag = 0, done_tag = 0, barrier_tag = 0;  // addresses that order threads for TSan
 };
 extern Scheduler S;
+extern Block* B;  // the block that runs
 
 inline uint64_t next_random() {
   S.random_state ^= S.random_state << 13;
@@ -69,14 +82,14 @@ inline bool same_place(emu_where a, emu_where b) {
 
 inline void set_ready(Fiber& fiber) {
   fiber.state = State::ready;
-  unsigned place = S.position[fiber.linear];
-  S.ready[place >> 6] |= 1ull << (place & 63);
+  unsigned place = B->position[fiber.linear];
+  B->ready[place >> 6] |= 1ull << (place & 63);
 }
 inline void set_waiting(Fiber& fiber, State state, emu_where where) {
   fiber.state = state;
   fiber.where = where;
-  unsigned place = S.position[fiber.linear];
-  S.ready[place >> 6] &= ~(1ull << (place & 63));
+  unsigned place = B->position[fiber.linear];
+  B->ready[place >> 6] &= ~(1ull << (place & 63));
 }
 
 // Leaves the current fiber and runs `to`; returns when someone switches back.
@@ -95,21 +108,21 @@ inline void run(Fiber& to) {
 
 // The next ready fiber in schedule order, starting at place `from`; null when all wait.
 inline Fiber* next_ready(unsigned from) {
-  unsigned words = S.ready.size(), word = (from >> 6) % words;
-  uint64_t bits = S.ready[word] & (~0ull << (from & 63));
+  unsigned words = B->ready.size(), word = (from >> 6) % words;
+  uint64_t bits = B->ready[word] & (~0ull << (from & 63));
   for (unsigned i = 0; i <= words; ++i) {
-    if (bits) return &S.fibers[S.order[(word << 6) + __builtin_ctzll(bits)]];
+    if (bits) return &B->fibers[B->order[(word << 6) + __builtin_ctzll(bits)]];
     word = word + 1 == words ? 0 : word + 1;
-    bits = S.ready[word];
+    bits = B->ready[word];
   }
   return nullptr;
 }
 
 inline void poll_conditions() {
-  for (unsigned i = 0; S.waiting_on_condition && i < S.num_threads; ++i) {
-    Fiber& fiber = S.fibers[i];
+  for (unsigned i = 0; B->waiting_on_condition && i < S.num_threads; ++i) {
+    Fiber& fiber = B->fibers[i];
     if (fiber.state == State::condition && fiber.ready(fiber.ready_state)) {
-      --S.waiting_on_condition;
+      --B->waiting_on_condition;
       set_ready(fiber);
     }
   }
@@ -122,7 +135,7 @@ inline void poll_conditions() {
   unsigned shown = 0, waiting = 0;
   text[0] = 0;
   for (unsigned i = 0; i < S.num_threads; ++i) {
-    const Fiber& f = S.fibers[i];
+    const Fiber& f = B->fibers[i];
     if (f.state == State::ready || f.state == State::done) continue;
     ++waiting;
     if (shown == 6) continue;
@@ -138,21 +151,30 @@ inline void poll_conditions() {
 // Fair: every ready thread gets its turn, the next place or a random one. Unfair: always the first ready thread of the
 // order, so that some run as far ahead of the others as barriers allow. The two take turns after many switches, so that
 // a thread may wait for another one in a loop.
-inline bool is_fair() { return S.fair != bool(S.switches >> 20 & 1); }
+inline bool is_fair() { return B->fair != bool(S.switches >> 20 & 1); }
+
+void enter_block(Block& block);  // emu_runtime.cpp
 
 // Gives way after the current fiber was marked as waiting; returns when it is ready again.
 inline void yield() {
   Fiber& me = *S.current;
   bool random = emu_ctx.random_schedule;
-  if (random && S.waiting_on_condition && (next_random() & 3) == 0) poll_conditions();
+  if (random && B->waiting_on_condition && (next_random() & 3) == 0) poll_conditions();
   unsigned from = 0;
-  if (is_fair()) from = random ? next_random() % S.num_threads : (S.position[me.linear] + 1) % S.num_threads;
+  if (is_fair()) from = random ? next_random() % S.num_threads : (B->position[me.linear] + 1) % S.num_threads;
   Fiber* next = next_ready(from);
   if (!next) {
     poll_conditions();
     next = next_ready(from);
   }
   if (!next) report_deadlock();
+  if (S.num_blocks > 1 && (next_random() & 63) == 0) {
+    Block& other = S.blocks[B == S.blocks];
+    if (other.alive) {
+      enter_block(other);
+      next = next_ready(is_fair() ? next_random() % S.num_threads : 0);  // there is one: nobody leaves a block else
+    }
+  }
   if (next != &me) run(*next);
 }
 

@@ -4,35 +4,35 @@
 namespace emu_rt {
 
 static void release_block_barrier() {
-  BlockBarrier& b = S.barrier;
+  BlockBarrier& b = B->barrier;
   b.result[b.generation & 1] = b.accumulated;
   ++b.generation;
   b.arrived = 0;
   EMU_ACQUIRE(&S.barrier_tag);
   EMU_RELEASE(&S.barrier_tag);
   for (unsigned i = 0; i < S.num_threads; ++i)
-    if (S.fibers[i].state == State::block_barrier) set_ready(S.fibers[i]);
+    if (B->fibers[i].state == State::block_barrier) set_ready(B->fibers[i]);
 }
 
 static void release_group(WarpGroup& group, unsigned warp) {
   group.arrived = 0;
   ++group.generation;
   for (unsigned lanes = group.expected; lanes; lanes &= lanes - 1) {
-    Fiber& fiber = S.fibers[warp * 32 + __builtin_ctz(lanes)];
+    Fiber& fiber = B->fibers[warp * 32 + __builtin_ctz(lanes)];
     if (fiber.state == State::warp_op && fiber.mask == group.mask) set_ready(fiber);
   }
 }
 
 void leave_barriers(Fiber& fiber) {
   unsigned warp_index = fiber.linear >> 5;
-  Warp& warp = S.warps[warp_index];
+  Warp& warp = B->warps[warp_index];
   unsigned bit = 1u << (fiber.linear & 31);
   warp.live &= ~bit;
-  if (S.alive && S.barrier.arrived) {
+  if (B->alive && B->barrier.arrived) {
     if (S.launch->strict)
-      emu_fail(S.barrier.where, "a thread left the kernel while %u threads wait in this __syncthreads",
-               S.barrier.arrived);
-    if (S.barrier.arrived == S.alive) release_block_barrier();
+      emu_fail(B->barrier.where, "a thread left the kernel while %u threads wait in this __syncthreads",
+               B->barrier.arrived);
+    if (B->barrier.arrived == B->alive) release_block_barrier();
   }
   for (int i = 0; i < warp.num_groups; ++i) {
     WarpGroup& group = warp.groups[i];
@@ -49,7 +49,7 @@ void leave_barriers(Fiber& fiber) {
 
 void check_named_barriers() {
   for (int id = 0; id < 16; ++id) {
-    const NamedBarrier& barrier = S.named[id];
+    const NamedBarrier& barrier = B->named[id];
     if (S.launch->strict && barrier.arrived)
       emu_fail(barrier.where, "named barrier %d is half full at the end of the block: %u of %u threads arrived", id,
                barrier.arrived, barrier.count);
@@ -57,10 +57,10 @@ void check_named_barriers() {
 }
 
 void reset_barriers() {
-  S.barrier = BlockBarrier();
-  for (NamedBarrier& barrier : S.named)
+  B->barrier = BlockBarrier();
+  for (NamedBarrier& barrier : B->named)
     if (barrier.count) barrier = NamedBarrier();  // 8 KiB each: only those that were used
-  S.waiting_on_condition = 0;
+  B->waiting_on_condition = 0;
 }
 
 static WarpGroup& group_for(Warp& warp, unsigned mask, emu_where where) {
@@ -81,7 +81,7 @@ static WarpGroup& group_for(Warp& warp, unsigned mask, emu_where where) {
 }
 
 static WarpGroup& arrive(unsigned mask, int op, emu_where where, bool& last) {
-  Warp& warp = S.warps[S.current->linear >> 5];
+  Warp& warp = B->warps[S.current->linear >> 5];
   unsigned lane = S.current->linear & 31;
   if (!(mask >> lane & 1)) emu_fail(where, "lane %u is not in its own mask %08x", lane, mask);
   if (S.launch->strict && (mask & ~warp.live))
@@ -120,10 +120,10 @@ static bool is_syncthreads(int id, unsigned count) { return id == 0 && count == 
 static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where where) {
   if (id < 0 || id > 15) emu_fail(where, "named barrier %d: ids are 0 to 15", id);
   if (!count || count % 32) emu_fail(where, "named barrier %d: %u threads is not a multiple of 32", id, count);
-  if (id == 0 && S.barrier.arrived)
-    emu_fail(where, "named barrier 0 is that of __syncthreads, where %u threads wait at %s:%d", S.barrier.arrived,
-             S.barrier.where.file, S.barrier.where.line);
-  NamedBarrier& barrier = S.named[id];
+  if (id == 0 && B->barrier.arrived)
+    emu_fail(where, "named barrier 0 is that of __syncthreads, where %u threads wait at %s:%d", B->barrier.arrived,
+             B->barrier.where.file, B->barrier.where.line);
+  NamedBarrier& barrier = B->named[id];
   if (barrier.arrived && barrier.count != count)
     emu_fail(where, "named barrier %d is used with %u and with %u threads", id, barrier.count, count);
   if (barrier.has_arrived[S.current->linear])
@@ -153,7 +153,7 @@ static void complete_named(int id, NamedBarrier& barrier) {
   memset(barrier.deposits, 0, sizeof barrier.deposits);
   memset(barrier.has_arrived, 0, sizeof barrier.has_arrived);
   for (unsigned i = 0; i < S.num_threads; ++i)
-    if (S.fibers[i].state == State::named_barrier && S.fibers[i].barrier == id) set_ready(S.fibers[i]);
+    if (B->fibers[i].state == State::named_barrier && B->fibers[i].barrier == id) set_ready(B->fibers[i]);
 }
 
 }  // namespace emu_rt
@@ -161,12 +161,12 @@ static void complete_named(int id, NamedBarrier& barrier) {
 using namespace emu_rt;
 
 EMU_API int emu_syncthreads(emu_where where, int kind, int predicate) {
-  BlockBarrier& b = S.barrier;
-  if (S.launch->strict && S.alive != S.num_threads)
-    emu_fail(where, "__syncthreads after %u threads of the block left the kernel", S.num_threads - S.alive);
-  if (S.named[0].arrived)
-    emu_fail(where, "__syncthreads is named barrier 0, where %u of %u threads arrived at %s:%d", S.named[0].arrived,
-             S.named[0].count, S.named[0].where.file, S.named[0].where.line);
+  BlockBarrier& b = B->barrier;
+  if (S.launch->strict && B->alive != S.num_threads)
+    emu_fail(where, "__syncthreads after %u threads of the block left the kernel", S.num_threads - B->alive);
+  if (B->named[0].arrived)
+    emu_fail(where, "__syncthreads is named barrier 0, where %u of %u threads arrived at %s:%d", B->named[0].arrived,
+             B->named[0].count, B->named[0].where.file, B->named[0].where.line);
   if (!b.arrived) {
     b.where = where;
     b.kind = kind;
@@ -182,7 +182,7 @@ EMU_API int emu_syncthreads(emu_where where, int kind, int predicate) {
   unsigned generation = b.generation;
   ++b.arrived;
   set_waiting(*S.current, State::block_barrier, where);
-  if (b.arrived == S.alive) release_block_barrier();
+  if (b.arrived == B->alive) release_block_barrier();
   yield();
   EMU_ACQUIRE(&S.barrier_tag);
   return b.result[generation & 1];
@@ -214,15 +214,15 @@ EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void**
 EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(void** deposits, unsigned count),
                                emu_where where) {
   if (is_syncthreads(id, count)) {
-    S.named[0].count = count;  // so that reset_barriers forgets what a failed launch leaves
-    S.named[0].deposits[S.current->linear] = mine;
+    B->named[0].count = count;  // so that reset_barriers forgets what a failed launch leaves
+    B->named[0].deposits[S.current->linear] = mine;
     EMU_RELEASE(&S.barrier_tag);
-    if (fn && S.barrier.arrived + 1 == S.alive) {
+    if (fn && B->barrier.arrived + 1 == B->alive) {
       EMU_ACQUIRE(&S.barrier_tag);
-      run_on_deposits(S.named[0], fn);
+      run_on_deposits(B->named[0], fn);
     }
     emu_syncthreads(where, 0, 0);
-    S.named[0].deposits[S.current->linear] = nullptr;
+    B->named[0].deposits[S.current->linear] = nullptr;
     return;
   }
   NamedBarrier& barrier = arrive_named(id, count, mine, where);
@@ -253,7 +253,7 @@ EMU_API void emu_wait_until(int (*ready)(void* state), void* state, emu_where wh
   if (!ready(state)) {
     S.current->ready = ready;
     S.current->ready_state = state;
-    ++S.waiting_on_condition;
+    ++B->waiting_on_condition;
     set_waiting(*S.current, State::condition, where);
     yield();
   }
