@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS) tree_attention_v1(
   const float total = block_sum(sum, scratch);
   if (thread == 0) lse[row] = state_score(largest, total) * LN_2;
 
-  // phase 3: the weighted sum of the values; a weight of 0 means nothing to read
+  // phase 3: the weighted sum of the values that the node sees; what others hold, NaN too, is not read
   const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
   for (int c = thread; c < C; c += THREADS) {
     float value = 0.0f;
@@ -106,8 +106,9 @@ __global__ void __launch_bounds__(THREADS) tree_attention_v1(
       const int stop = min(start + KEYS_PER_SUM, num_keys);
       float part = 0.0f;
       for (int j = start; j < stop; ++j) {
-        if (scores[j] == 0.0f) continue;
-        const T* key = ckv + table.row(range.first + j, ckv_page_stride, ckv_slot_stride);
+        const int position = range.first + j;
+        if (!is_visible(bits, position - range.context_len)) continue;
+        const T* key = ckv + table.row(position, ckv_page_stride, ckv_slot_stride);
         part = fmaf(scores[j], to_float(key[c]), part);
       }
       value += part;

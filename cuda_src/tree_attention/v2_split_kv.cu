@@ -54,6 +54,27 @@ __device__ void load_tile(T* tile, const TileKeys& where, const T* ckv, const T*
   }
 }
 
+// The weight of a key that a row does not see; exp2f gives no zero of this sign.
+constexpr float HIDDEN = -0.0f;
+
+// part[r] += sum over the tile's keys of weights[r][key] * value[key], for the lane's four dimensions. With IS_MASKED,
+// hidden keys are left out: times a weight of 0, what they hold of NaN and inf would still be NaN.
+template <bool IS_MASKED, int ROWS, int PITCH, class T>
+__device__ __forceinline__ void add_values(float4 (&part)[ROWS], const T* values, const float* weights) {
+  for (int key = 0; key < TILE; ++key) {
+    const float4 value = load4(values + key * PITCH);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+      const float weight = weights[r * TILE + key];
+      if (IS_MASKED && __float_as_uint(weight) == __float_as_uint(HIDDEN)) continue;
+      part[r].x = fmaf(weight, value.x, part[r].x);
+      part[r].y = fmaf(weight, value.y, part[r].y);
+      part[r].z = fmaf(weight, value.z, part[r].z);
+      part[r].w = fmaf(weight, value.w, part[r].w);
+    }
+  }
+}
+
 template <class T, int C, int R>
 __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
     const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv, const T* __restrict__ kpe,
@@ -162,11 +183,13 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
       correction[r] = exp2f(largest[r] - softmax_shift(larger));
       total[r] = total[r] * correction[r] + warp_sum(weight);
       largest[r] = larger;
-      weights[(warp * L::ROWS_PER_WARP + r) * TILE + lane] = weight;
+      weights[(warp * L::ROWS_PER_WARP + r) * TILE + lane] = is_in ? weight : HIDDEN;
     }
     __syncwarp();
 
-    // the tile's weighted values, summed on their own and then added
+    // the tile's weighted values, summed on their own and then added; the context is seen by all
+    const bool is_masked = range.first + start + TILE > range.context_len;
+    const float* of_warp = weights + warp * L::ROWS_PER_WARP * TILE;
 #pragma unroll
     for (int chunk = 0; chunk < L::CHUNKS; ++chunk) {
       const int c = 4 * (lane + WARP_SIZE * chunk);
@@ -174,17 +197,10 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
       float4 part[L::ROWS_PER_WARP];
 #pragma unroll
       for (int r = 0; r < L::ROWS_PER_WARP; ++r) part[r] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      for (int key = 0; key < TILE; ++key) {
-        const float4 value = load4(tile + key * L::PITCH + c);
-#pragma unroll
-        for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
-          const float weight = weights[(warp * L::ROWS_PER_WARP + r) * TILE + key];
-          part[r].x = fmaf(weight, value.x, part[r].x);
-          part[r].y = fmaf(weight, value.y, part[r].y);
-          part[r].z = fmaf(weight, value.z, part[r].z);
-          part[r].w = fmaf(weight, value.w, part[r].w);
-        }
-      }
+      if (is_masked)
+        add_values<true, L::ROWS_PER_WARP, L::PITCH>(part, tile + c, of_warp);
+      else
+        add_values<false, L::ROWS_PER_WARP, L::PITCH>(part, tile + c, of_warp);
 #pragma unroll
       for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
         average[r][chunk].x = fmaf(average[r][chunk].x, correction[r], part[r].x);

@@ -17,7 +17,7 @@
 //            factors   float[BUFFERS][64]              [tile % BUFFERS][row]: what the values shrink by
 //            shrinkage float[BUFFERS][64]              the same of sums that were folded away
 //            inverse_totals float[64]                  1 / sum of weights
-//            rescales  unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: whether there are factors
+//            notes     unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: HAS_FACTORS, HIDES_NON_FINITE
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
 // Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END, and in turn for
 //            even and odd tiles KEYS_LOADED and WEIGHTS, as who arrives may do so for two tiles before who waits has
@@ -44,6 +44,10 @@ constexpr int FIRST_SCORE_THREAD = VALUE_THREADS;
 
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
+
+// what a score warp notes of a tile, a bit each
+constexpr unsigned HAS_FACTORS = 1;       // what sums so far must shrink by
+constexpr unsigned HIDES_NON_FINITE = 2;  // a row does not see a key that may hold NaN or inf
 
 // ids of named barriers
 constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, WEIGHTS = 5, KEYS_LOADED = 7, PAIR = 9;
@@ -156,10 +160,20 @@ struct TileLayout {
     return row_numbers() + (BUFFERS + buffer) * TILE_ROWS;
   }
   __device__ __forceinline__ float* inverse_totals() const { return row_numbers() + 2 * BUFFERS * TILE_ROWS; }
-  __device__ __forceinline__ unsigned* rescales(int buffer) const {
+  __device__ __forceinline__ unsigned* notes(int buffer) const {
     return reinterpret_cast<unsigned*>(row_numbers() + (2 * BUFFERS + 1) * TILE_ROWS) + buffer * 4;
   }
-  __device__ __forceinline__ unsigned* seen() const { return rescales(BUFFERS); }
+  __device__ __forceinline__ unsigned* seen() const { return notes(BUFFERS); }
+
+  // Which keys of a tile a row of the row tile sees, a bit each.
+  __device__ __forceinline__ unsigned keys_seen(int row_of_tile, int tile) const {
+    const KeyRange& range = piece.request.range;
+    const int row = min(piece.first_row + row_of_tile, piece.request.rows - 1);
+    const unsigned* of_node = piece.bits + (long long)(row / piece.H) * piece.W;
+    const unsigned word = visible_word(of_node, piece.W, range.first + tile * KEYS - range.context_len);
+    const int left = range.count - tile * KEYS;
+    return left < 32 ? word & ((1u << left) - 1) : word;
+  }
 
   // Which k-step of all a k-step of a half is.
   __device__ __forceinline__ static constexpr int k_step(int half, int step) {

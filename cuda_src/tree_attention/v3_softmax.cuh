@@ -34,22 +34,24 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // -inf for the keys that the lane's rows do not see
-  __device__ __forceinline__ void hide(float (&s)[2 * BLOCKS][4], int tile) const {
-    const KeyRange& range = piece.request.range;
+  // -inf for the keys that the lane's rows do not see; returns whether one of those products was not finite, as all
+  // products of a key that holds NaN or inf are
+  __device__ __forceinline__ bool hide(float (&s)[2 * BLOCKS][4], int tile) const {
+    bool is_non_finite = false;
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
-      const int row = min(piece.first_row + own_row() + 8 * upper, piece.request.rows - 1);
-      const unsigned* of_node = piece.bits + (long long)(row / piece.H) * piece.W;
-      unsigned seen = visible_word(of_node, piece.W, range.first + tile * KEYS - range.context_len);
-      if (range.count - tile * KEYS < 32) seen &= (1u << (range.count - tile * KEYS)) - 1;
-      seen >>= 2 * (lane() % 4);
+      const unsigned seen = Layout::keys_seen(own_row() + 8 * upper, tile) >> 2 * (lane() % 4);
 #pragma unroll
       for (int n = 0; n < 2 * BLOCKS; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          if ((seen >> (8 * n + i) & 1) == 0) s[n][2 * upper + i] = NEGATIVE_INFINITY;
+        for (int i = 0; i < 2; ++i) {
+          float& product = s[n][2 * upper + i];
+          if (seen >> (8 * n + i) & 1) continue;
+          is_non_finite |= !(fabsf(product) < POSITIVE_INFINITY);
+          product = NEGATIVE_INFINITY;
+        }
     }
+    return is_non_finite;
   }
 
   // Larger maxima where they grew too much, and what sums over smaller ones must shrink by.
@@ -76,7 +78,8 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
         for (int i = 0; i < 4; ++i) s[n][i] *= sign;
       scale = scale < 0.0f ? -scale : 1.0f;
     }
-    if (is_masked) hide(s, tile);
+    unsigned notes = 0;
+    if (is_masked && __any_sync(FULL_WARP, hide(s, tile))) notes = HIDES_NON_FINITE;
 
     const int buffer = Layout::buffer(tile);
     float found[2];
@@ -91,8 +94,11 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
     const bool rescales =
         __any_sync(FULL_WARP, found[0] > largest[0] + STALE_BY || found[1] > largest[1] + STALE_BY);
-    if (rescales) raise_largest(buffer, found);
-    if (lane() == 0) Layout::rescales(buffer)[warp()] = rescales;
+    if (rescales) {
+      raise_largest(buffer, found);
+      notes |= HAS_FACTORS;
+    }
+    if (lane() == 0) Layout::notes(buffer)[warp()] = notes;
 
     // Where half an ulp of a score is more than 1, products are rounded before the shift as the maximum was: an exact
     // one could lie far above it.

@@ -47,6 +47,36 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     if (tile < piece.plan.last_tile) named_arrive(KEYS_LOADED + tile % 2, THREADS);
   }
 
+  // Adds the tile's products one by one, of each row with the keys it sees: on tensor cores the weight 0 of a hidden key
+  // would meet its NaN or inf.
+  __device__ __forceinline__ void weigh_one_by_one(int tile, int stage) {
+    const int buffer = Layout::buffer(tile);
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m) {
+      if (Layout::notes(buffer)[first_fragment(value_thread()) + m] & HAS_FACTORS) rescale(m, Layout::factors(buffer));
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper)
+#pragma unroll 1
+        for (int key = 0; key < KEYS; ++key) {
+          const unsigned thread = value_thread(), lane = thread % 32;
+          if ((Layout::keys_seen(row_of(thread, m, upper), tile) >> key & 1) == 0) continue;
+          // the A fragment of v3_layout.cuh: 16 rows, 16 keys, lane, then the two halves of the keys, of the rows
+          const int fragment = ((first_fragment(thread) + m) * BLOCKS + key / 16) * 32 + lane / 4 * 4 + key % 8 / 2;
+          const T* const weights = reinterpret_cast<const T*>(Layout::weights(buffer));
+          const float weight = to_float(weights[8 * fragment + 4 * (key % 16 / 8) + 2 * upper + key % 2]);
+          const unsigned first_unit = first_column(thread) / 8;
+          const T* const row = keys(stage) + key * PITCH + first_unit / 8 * 64 + 2 * (lane % 4);
+#pragma unroll
+          for (int n = 0; n < COLS / 8; ++n) {
+            const T* const pair = row + ((first_unit + n) ^ key) % 8 * 8;  // XOR as in v3_layout.cuh
+#pragma unroll
+            for (int i = 2 * upper; i < 2 * upper + 2; ++i)
+              value[m][n][i] = fmaf(weight, to_float(pair[i % 2]), value[m][n][i]);
+          }
+        }
+    }
+  }
+
   // Adds the tile's products, after rescaling rows that ask for it; the first loads are under way meanwhile. With four
   // stages and more, announces the tile after next as soon as its copies have had time to arrive.
   __device__ __forceinline__ void weigh(int tile, int stage) {
@@ -69,11 +99,20 @@ struct ValueWarp : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     };
     load_matrices_transposed(b[0], row);
     load_weights(0);
-    const uint4 rescales = *reinterpret_cast<const uint4*>(Layout::rescales(buffer));
-    if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) {
+    const uint4 of_score_warps = *reinterpret_cast<const uint4*>(Layout::notes(buffer));
+    const unsigned notes = of_score_warps.x | of_score_warps.y | of_score_warps.z | of_score_warps.w;
+    if (notes != 0) {
+      if (notes & HIDES_NON_FINITE) {
+        weigh_one_by_one(tile, stage);
+        if constexpr (Layout::IS_DEEP) {
+          copy_async_wait<STAGES - 4>();
+          announce(tile + 2);
+        }
+        return;
+      }
 #pragma unroll
       for (int m = 0; m < FRAGMENTS; ++m)
-        if (Layout::rescales(buffer)[first_fragment(value_thread()) + m] != 0)
+        if (Layout::notes(buffer)[first_fragment(value_thread()) + m] & HAS_FACTORS)
           rescale(m, Layout::factors(buffer));
     }
 #pragma unroll

@@ -59,17 +59,15 @@ def tree_attention(
         pages, slots = kv.locate("tree_attention", np.arange(first, first + visible.shape[1]), b)
         values = kv.ckv[pages, slots].astype(dtype, copy=False)  # (T, C)
         rope_keys = kv.kpe[pages, slots].astype(dtype, copy=False)  # (T, R)
-        unseen = ~visible.any(axis=0)
-        values[unseen] = 0  # what no node sees may hold anything, NaN too, and 0 * NaN is NaN
-        rope_keys[unseen] = 0
         block = max(1, SCORES_AT_ONCE // max(1, num_heads * visible.shape[1]))
         for start in range(0, count, block):
             rows = slice(start, min(start + block, count))
             shape = (-1, head_dim_ckv)
-            scores = q_nope[b, rows].reshape(shape).astype(dtype, copy=False) @ values.T
-            scores += q_pe[b, rows].reshape(-1, q_pe.shape[-1]).astype(dtype, copy=False) @ rope_keys.T
             seen = np.repeat(visible[rows], num_heads, axis=0)
-            block_out, block_lse = _softmax_average(scores * dtype(sm_scale), seen, values)
+            with np.errstate(over="ignore", invalid="ignore"):  # hidden keys may hold anything, and scores be -inf
+                scores = q_nope[b, rows].reshape(shape).astype(dtype, copy=False) @ values.T
+                scores += q_pe[b, rows].reshape(-1, q_pe.shape[-1]).astype(dtype, copy=False) @ rope_keys.T
+                block_out, block_lse = _softmax_average(scores * dtype(sm_scale), seen, values)
             out[b, rows] = block_out.reshape(-1, num_heads, head_dim_ckv)
             lse[b, rows] = block_lse.reshape(-1, num_heads)
     return out, lse
@@ -91,14 +89,23 @@ def _softmax_average(scores: Array, seen: Array, values: Array) -> tuple[Array, 
     scores = np.where(seen, scores, scores.dtype.type(-np.inf))
     largest = scores.max(axis=1, initial=-np.inf, keepdims=True)
     shift = np.where(largest == -np.inf, 0, largest)  # -inf - -inf would be NaN
-    with np.errstate(over="ignore"):  # a difference of -inf is right: its weight is 0
-        weights = np.exp(scores - shift)
+    weights = np.exp(scores - shift)
     total = np.zeros(shift.shape, scores.dtype)
     weighted = np.zeros((len(scores), values.shape[1]), scores.dtype)
+    # 0 * NaN is NaN: what a hidden key holds of NaN and inf is added apart, to the rows that see it
+    hidden = np.flatnonzero(~seen.all(axis=0))
+    apart = hidden[~np.isfinite(values[hidden]).all(axis=1)]
+    held_apart = values[apart]
+    if apart.size:
+        values = values.copy()
+        values[apart] = 0
     for start in range(0, values.shape[0], KEYS_PER_SUM):
         part = slice(start, start + KEYS_PER_SUM)
         total += weights[:, part].sum(axis=1, keepdims=True)
         weighted += weights[:, part] @ values[part]
+    for key, value in zip(apart, held_apart, strict=True):
+        rows = seen[:, key]
+        weighted[rows] += weights[rows, key, None] * value
     empty = total == 0
     average = weighted / np.where(empty, 1, total)
     with np.errstate(divide="ignore"):
