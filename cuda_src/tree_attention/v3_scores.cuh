@@ -65,11 +65,16 @@ struct ScoreWarp : RowSoftmax<T, C, R, KEYS, STAGES, HELD> {
 #pragma unroll
     for (int ahead = 0; ahead < STEPS + AHEAD; ++ahead) {
       if (ahead < STEPS) {
-        // past the last dimension the query is zero, so those of the first line will do
-        const int line = 64 * LINES == C + R || Layout::k_step(half(), ahead) < (C + R) / 16 ? ahead / 2 : 0;
+        const bool is_past_last = 64 * LINES != C + R && Layout::k_step(half(), ahead) >= (C + R) / 16;
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block)
-          load_matrices(b[ahead % RING][block], (ahead % 2 ? odd : even) + 2 * (16 * block * PITCH + 64 * line));
+          if (is_past_last) {  // keys are not loaded there
+#pragma unroll
+            for (int i = 0; i < 4; ++i) b[ahead % RING][block][i] = 0;
+          } else {
+            load_matrices(b[ahead % RING][block],
+                          (ahead % 2 ? odd : even) + 2 * (16 * block * PITCH + 64 * (ahead / 2)));
+          }
 #pragma unroll
         for (int m = 0; m < 2; ++m)
           if (!is_held(ahead))
