@@ -1,28 +1,32 @@
 """Faults to plant into the kernels, to see that the suite catches them: a test of the tests.
 
-Each is one replacement in one source text. `conftest.py` plants the one that PLANTED_FAULT names.
+Each is one replacement in one file of `cuda_src`. `conftest.py` plants the one that PLANTED_FAULT names.
 """
 
 from dataclasses import dataclass
 
-from ddtree_cupy._compile import KernelSpec
+from ddtree_cupy._compile import sources
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Replace `right` by `wrong` in `source`; `caught_by` are the tests, of which at least one must fail.
+    """Replace `right` by `wrong` in `source`, one file or several; at least one of the tests `caught_by` must fail."""
 
-    A fault of a header is planted into every kernel that includes it.
-    """
-
-    source: str
+    source: str | tuple[str, ...]
     right: str
     wrong: str
     caught_by: str
 
 
 V1, V2, V3 = (f"tree_attention/{name}" for name in ("v1_three_phase.cu", "v2_split_kv.cu", "v3_mma.cu"))
+SCORES, VALUES = "tree_attention/v3_scores.cuh", "tree_attention/v3_values.cuh"
+WARP, MERGE = "common/warp.cuh", "tree_attention/merge_states.cu"
+WRITE, BEST_FIRST = "tree_attention/write_kv.cu", "tree_build/best_first.cu"
 TESTS = "tests/tree_attention/test_kernels.py"
+STATES = "tests/tree_attention/test_kernels_states.py"
+SCHEDULE = "tests/tree_attention/test_schedule.py"
+BUILD = "tests/tree_build/test_kernels_best_first.py"
+HIDDEN = "tests/tree_attention/test_hidden_nodes.py"
 MMA_TESTS = "tests/tree_attention/test_kernels_mma.py"
 
 FAULTS = {
@@ -39,7 +43,7 @@ FAULTS = {
         f"{TESTS}::test_tree_attention_never_writes_outside_its_results",
     ),
     "int32 offset": Fault(
-        V1,
+        "common/paging.cuh",
         "return page(position) * page_stride + (position % page_size) * slot_stride;",
         "return (int)(page(position) * page_stride) + (position % page_size) * slot_stride;",
         f"{TESTS}::test_emulated_tree_attention_addresses_pools_beyond_32_bits",
@@ -58,10 +62,10 @@ FAULTS = {
         f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
     ),
     "race in the bucket search": Fault(
-        "tree_build/best_first.cu",
+        BEST_FIRST,
         "__syncwarp();",
         "",
-        "tests/tree_build/test_kernels_best_first.py",
+        BUILD,
     ),
     "one tie too many": Fault(
         "tree_build/top_candidates.cu",
@@ -76,37 +80,37 @@ FAULTS = {
         f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
     ),
     "tile read before its copy ends": Fault(
-        V3,
+        VALUES,
         "copy_async_wait<STAGES - 4>();",
         "copy_async_wait<STAGES - 1>();",
         f"{MMA_TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
     ),
     "lost fold": Fault(
-        V3,
+        VALUES,
         "if (Layout::is_long() && Layout::folds(tile, piece.plan.first_tile, piece.plan.last_tile)) fold(tile);",
         "",
         f"{MMA_TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
     ),
     "folded sums that do not shrink": Fault(
-        V3,
+        VALUES,
         "fmaf(*at, shrink, value[m][n][i])",
         "fmaf(*at, 1.0f, value[m][n][i])",
         f"{MMA_TESTS}::test_v3_shrinks_what_was_folded_when_maxima_rise_later",
     ),
     "weights that overflow": Fault(
-        V3,
+        "tree_attention/v3_layout.cuh",
         "STALE_BY = 8.0f",
         "STALE_BY = 100.0f",
         f"{MMA_TESTS}::test_v3_rescales_when_maxima_rise",
     ),
     "missing pair barrier": Fault(
-        V3,
+        SCORES,
         "    named_barrier(PAIR + pair(), 64);\n",
         "",
         f"{MMA_TESTS}::test_v3_roles_never_overtake_each_other",
     ),
     "one barrier for even and odd tiles": Fault(
-        V3,
+        (SCORES, VALUES),
         "% 2, THREADS);",
         "% 1, THREADS);",
         f"{MMA_TESTS}::test_v3_roles_never_overtake_each_other",
@@ -135,20 +139,104 @@ FAULTS = {
         "",
         f"{MMA_TESTS}::test_v3_merges_any_number_of_pieces",
     ),
+    "scratch of a reduction used again too early": Fault(
+        WARP,
+        "combine(result, scratch[other]);\n  __syncthreads();\n",
+        "combine(result, scratch[other]);\n",
+        f"{TESTS}::test_tree_attention_matches_oracle",
+    ),
+    "scratch of a later request at the wrong place": Fault(
+        V2,
+        "request * region + (long long)slice",
+        "request * (region - 1) + (long long)slice",
+        f"{TESTS}::test_tree_attention_matches_oracle_when_a_later_request_is_long",
+    ),
+    "int32 offset of a query": Fault(
+        V2,
+        "to_float(q_nope[request * q_nope_request_stride + node * q_nope_node_stride +",
+        "to_float(q_nope[request * q_nope_request_stride + (int)(node * q_nope_node_stride) +",
+        f"{TESTS}::test_tree_attention_addresses_queries_beyond_32_bits",
+    ),
+    "folds counted from the first key": Fault(
+        VALUES,
+        "tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES",
+        "tile + 1 == Layout::FOLD_TILES",
+        f"{MMA_TESTS}::test_v3_folds_whatever_the_largest_context_is",
+    ),
+    "line of ends in 32 bits": Fault(
+        "tree_attention/v3_schedule.cuh",
+        "return ends * part / blocks;",
+        "return (int)ends * part / blocks;",
+        f"{SCHEDULE}::test_blocks_share_the_line_of_ends_evenly",
+    ),
+    "one sum over all keys": Fault(
+        V1,
+        "KEYS_PER_SUM = 1024;",
+        "KEYS_PER_SUM = 1 << 30;",
+        f"{TESTS}::test_v1_sums_in_tiles",
+    ),
+    "slices of any number of tiles": Fault(
+        "tree_attention/v2_slices.cuh",
+        "max(max(min(wanted, worth), least), 1)",
+        "max(min(wanted, worth), 1)",
+        f"{SCHEDULE}::test_slices_of_v2_cover_the_keys_in_sums_of_bounded_length",
+    ),
+    "ties within a bucket in the wrong order": Fault(
+        BEST_FIRST,
+        "gained == best_score && comes_first(nodes, added, best_node)",
+        "gained == best_score && comes_first(nodes, best_node, added)",
+        f"{BUILD}::test_best_first_tree_matches_reference_when_more_than_a_warp_ties",
+    ),
+    "ties within a lane in the wrong order": Fault(
+        BEST_FIRST,
+        "other == score && comes_first(nodes, i, node)",
+        "other == score && comes_first(nodes, node, i)",
+        f"{BUILD}::test_best_first_tree_matches_reference_when_more_than_a_warp_ties",
+    ),
+    "state of neighbouring requests that overlaps": Fault(
+        BEST_FIRST,
+        "state + request * bucket_size * WARP_SIZE * 4",
+        "state + request * bucket_size * WARP_SIZE * 3",
+        f"{BUILD}::test_best_first_tree_keeps_the_state_of_each_request_apart",
+    ),
+    "lse written before all lanes have read it": Fault(
+        MERGE,
+        "  __syncwarp();  //",
+        "  //",
+        "tests/tree_attention/test_merge_states.py::test_merge_states_is_identical_with_out_over_its_own_input",
+    ),
+    "rows of one kind at the stride of the other": Fault(
+        WRITE,
+        "kpe_rows + request * kpe_rows_request_stride",
+        "kpe_rows + request * ckv_rows_request_stride",
+        f"{STATES}::test_write_kv_is_identical_to_reference_with_unlike_strides",
+    ),
+    "hidden keys that hold NaN weighed by 0": Fault(
+        V2,
+        "range.first + start + TILE > range.context_len",
+        "false",
+        HIDDEN,
+    ),
+    "hidden keys that hold NaN not noted": Fault(
+        "tree_attention/v3_softmax.cuh",
+        "is_non_finite |= !(fabsf(product) < POSITIVE_INFINITY);",
+        "",
+        HIDDEN,
+    ),
 }
 
 
 def plant(name: str) -> None:
-    """Make every spec return its text with the fault in it."""
+    """Make every text that includes the file, or is it, have the fault in it."""
     fault = FAULTS[name]
-    healthy = KernelSpec.text
+    files = (fault.source,) if isinstance(fault.source, str) else fault.source
+    healthy = sources._read
 
-    def text(self: KernelSpec) -> str:
-        original = healthy(self)
-        is_included = fault.source.endswith(".cuh") and f'"{fault.source}"' in original  # by its #line directive
-        if self.source != fault.source and not is_included:
-            return original
-        assert original.count(fault.right) >= 1, f"{name}: the text to replace is gone"
-        return original.replace(fault.right, fault.wrong)
+    def read(file: str, search: tuple) -> str | None:
+        text = healthy(file, search)
+        if file not in files or text is None:
+            return text
+        assert text.count(fault.right) >= 1, f"{name}: the text to replace is gone"
+        return text.replace(fault.right, fault.wrong)
 
-    KernelSpec.text = text
+    sources._read = read

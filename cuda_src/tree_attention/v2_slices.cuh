@@ -32,7 +32,7 @@ __device__ __forceinline__ Slices slices_of(int rows, int num_keys, int rows_per
 
 template <class T, int C, int R>
 struct Layout {
-  static_assert(C % 16 == 0 && R % 16 == 0 && C > 0 && R > 0, "head sizes are multiples of 16");
+  static_assert(C % 16 == 0 && R % 16 == 0 && C > 0 && R >= 0, "head sizes are multiples of 16");
   static constexpr int ROWS_PER_WARP = sizeof(T) == 4 ? 2 : 4;
   static constexpr int ROWS = WARPS * ROWS_PER_WARP;
   static constexpr int PER_VECTOR = 16 / sizeof(T);

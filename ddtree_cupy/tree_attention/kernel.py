@@ -57,7 +57,9 @@ def choose_variant(variant: str, call: Call) -> str:
         raise UnsupportedError(f"tree_attention: `variant` is {variant!r}, expected one of: auto, {listed}")
     reason = refusals[variant](call)
     if reason:
-        raise UnsupportedError(f"tree_attention: {variant} {reason}; variant='auto' picks one that fits")
+        fitting = next((name for name in AUTOMATIC if not refusals[name](call)), None)
+        hint = f"{fitting} (or 'auto') takes them" if fitting else "no other version takes these arguments either"
+        raise UnsupportedError(f"tree_attention: {variant} {reason}; {hint}")
     return variant
 
 
@@ -84,10 +86,13 @@ def _size_refusal(call: Call) -> str:
     batch, capacity = call.q_nope.shape[:2]
     if max(batch, capacity) > specs.MOST_GRID:
         return f"takes at most {specs.MOST_GRID} requests of {specs.MOST_GRID} nodes, got {batch} of {capacity}"
-    if all(size % 16 == 0 and 0 < size <= MOST_WIDTH for size in call.head_sizes):
+    head_dim_ckv, head_dim_kpe = call.head_sizes
+    if head_dim_ckv > 0 and all(size % 16 == 0 and size <= MOST_WIDTH for size in call.head_sizes):
         return ""
-    sizes = "{} and {}".format(*call.head_sizes)
-    return f"takes head sizes that are multiples of 16 up to {MOST_WIDTH}, got {sizes}"
+    return (
+        f"takes head sizes C in 16..{MOST_WIDTH} and R in 0..{MOST_WIDTH}, both multiples of 16, "
+        f"got C = {head_dim_ckv} and R = {head_dim_kpe}"
+    )
 
 
 def _shared_refusal(needed: int, what: str, backend: str) -> str:

@@ -128,18 +128,18 @@ for _dtype in ("float16", "bfloat16"):
 def refusal(call: Call) -> str:
     """Return why v3 cannot take a call, "" when it can; shapes and host integers alone decide."""
     if call.dtype not in ("float16", "bfloat16"):
-        return f"takes float16 and bfloat16, got {call.dtype}; v2_split_kv takes it"
+        return f"takes float16 and bfloat16, got {call.dtype}"
     if call.head_sizes not in HEAD_SIZES:
         listed = " or ".join(map(str, HEAD_SIZES))
-        return f"takes head sizes (C, R) of {listed}, got {call.head_sizes}; v2_split_kv takes multiples of 16"
+        return f"takes head sizes (C, R) of {listed}, got {call.head_sizes}"
     batch, capacity, num_heads, _ = call.q_nope.shape
     if batch > MOST_GRID or batch * _row_tiles(call) >= 2**31:
         return f"takes at most {MOST_GRID} requests and 2**31 row tiles, got {batch} of {capacity} x {num_heads} rows"
     found = architecture(call.backend)
     if found and int(found.removeprefix("sm_")) < 80:
-        return f"needs sm_80 or newer, this device is {found}; v2_split_kv takes it"
+        return f"needs sm_80 or newer, this device is {found}"
     if choose_config(call) is None:
-        return f"fits no {shared_limit(call.backend)} bytes of shared memory; v2_split_kv does"
+        return f"fits no {shared_limit(call.backend)} bytes of shared memory"
     return ""
 
 

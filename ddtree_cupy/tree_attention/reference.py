@@ -44,7 +44,7 @@ def tree_attention(
 
     With `compute_dtype` both results stay in that dtype, unrounded: float64 gives the values kernels are judged by.
     """
-    batch, capacity, num_heads, head_dim_ckv = q_nope.shape
+    batch, capacity, num_heads, _ = q_nope.shape
     widest = np.float64 if q_nope.dtype == np.float64 else np.float32
     dtype = compute_dtype or widest
     out = np.zeros(q_nope.shape, compute_dtype or q_nope.dtype)
@@ -62,14 +62,13 @@ def tree_attention(
         block = max(1, SCORES_AT_ONCE // max(1, num_heads * visible.shape[1]))
         for start in range(0, count, block):
             rows = slice(start, min(start + block, count))
-            shape = (-1, head_dim_ckv)
             seen = np.repeat(visible[rows], num_heads, axis=0)
+            nope, pe = (q[b, rows].reshape(len(seen), q.shape[-1]).astype(dtype, copy=False) for q in (q_nope, q_pe))
             with np.errstate(over="ignore", invalid="ignore"):  # hidden keys may hold anything, and scores be -inf
-                scores = q_nope[b, rows].reshape(shape).astype(dtype, copy=False) @ values.T
-                scores += q_pe[b, rows].reshape(-1, q_pe.shape[-1]).astype(dtype, copy=False) @ rope_keys.T
-                block_out, block_lse = _softmax_average(scores * dtype(sm_scale), seen, values)
-            out[b, rows] = block_out.reshape(-1, num_heads, head_dim_ckv)
-            lse[b, rows] = block_lse.reshape(-1, num_heads)
+                scores = dtype(sm_scale) * (nope @ values.T + pe @ rope_keys.T)
+                block_out, block_lse = _softmax_average(scores, seen, values)
+            out[b, rows] = block_out.reshape(out[b, rows].shape)
+            lse[b, rows] = block_lse.reshape(lse[b, rows].shape)
     return out, lse
 
 

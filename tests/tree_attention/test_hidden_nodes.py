@@ -39,7 +39,7 @@ def spoil(case, spoilt):
 
 
 def assert_spoilt_alone(case, spoilt, attend, keys="all"):
-    """Judge a case before and after `spoil`: rows that hide every spoilt key by the float rule, the others by places."""
+    """Judge a case after `spoil`: rows that hide every spoilt key by the float rule, the others by where NaN is."""
     clean = attend(case)
     sees = spoil(case, spoilt)
     out, lse = attend(case)

@@ -56,7 +56,7 @@ def test_v3_cuts_sums_off_on_tensor_cores(kernels):
 
 
 @versions_of_any_size
-@pytest.mark.parametrize("head_dims", [(16, 16), (64, 16), (48, 32), (144, 16)])
+@pytest.mark.parametrize("head_dims", [(16, 16), (64, 16), (48, 32), (144, 16), (16, 0), (512, 0)])
 def test_tree_attention_matches_oracle_for_other_head_sizes(kernels, variant, head_dims):
     case = matrix_case(np.random.default_rng(1), [5, 9], [70, 3], head_dims=head_dims, heads=3)
     assert_state(case, *attend(kernels, case, variant=variant))
@@ -78,7 +78,7 @@ def test_tree_attention_matches_oracle_for_many_nodes(kernels, variant, count):
 
 
 @versions
-@pytest.mark.parametrize("heads", [1, 8, 12, 64, 128])
+@pytest.mark.parametrize("heads", [0, 1, 8, 12, 64, 128])
 def test_tree_attention_matches_oracle_for_many_heads(kernels, variant, heads):
     case = matrix_case(np.random.default_rng(heads), [3], [9], heads=heads, **sizes_for(variant, head_dims=(16, 16)))
     assert_state(case, *attend(kernels, case, variant=variant))
@@ -88,6 +88,15 @@ def test_tree_attention_matches_oracle_for_many_heads(kernels, variant, heads):
 def test_v2_matches_oracle_around_slice_edges(kernels, context):
     case = tree_case(np.random.default_rng(context), [3, 1], [context, 0], heads=1, head_dims=(16, 16))
     assert_state(case, *attend(kernels, case, variant="v2_split_kv"))
+
+
+@versions
+@pytest.mark.parametrize("contexts", [[0, 600], [300, 2, 1_030], [5, 5, 5, 290]], ids=str)
+def test_tree_attention_matches_oracle_when_a_later_request_is_long(kernels, variant, contexts):
+    """Every request has scratch of its own, also one that comes after shorter ones."""
+    sizes = sizes_for(variant, head_dims=(16, 16))
+    case = tree_case(np.random.default_rng(6), [3] * len(contexts), contexts, heads=2, **sizes)
+    assert_state(case, *attend(kernels, case, variant=variant))
 
 
 @versions
@@ -249,6 +258,12 @@ def test_tree_attention_rejects_what_no_kernel_takes(kernels):
     case = tree_case(np.random.default_rng(7), [2], [3], head_dims=(24, 16))
     with pytest.raises(UnsupportedError, match="multiples of 16"):
         attend(kernels, case)
+    with pytest.raises(UnsupportedError, match=r"v2_split_kv takes.* C = 24 and R = 16; no other version takes"):
+        attend(kernels, case, variant="v2_split_kv")
+    case = tree_case(np.random.default_rng(7), [2], [3], head_dims=(64, 0), dtype=BFLOAT16)
+    with pytest.raises(UnsupportedError, match=r"v3_mma takes.*, got \(64, 0\); v2_split_kv \(or 'auto'\) takes them"):
+        attend(kernels, case, variant="v3_mma")
+    assert_state(case, *attend(kernels, case))
     case = tree_case(np.random.default_rng(7), [2], [3], head_dims=(16, 16))
     with pytest.raises(UnsupportedError, match="expected one of: auto, v1_three_phase"):
         attend(kernels, case, variant="v9")
@@ -277,3 +292,20 @@ def test_emulated_tree_attention_addresses_pools_beyond_32_bits():
         with emulate.active():
             out, lse = tree_attention(*case.arguments[:3], kv, sm_scale=case.sm_scale, variant=variant)
         assert_state(case, out, lse)
+
+
+@pytest.mark.emulate
+@versions
+@pytest.mark.parametrize("axis", ["node", "head"])
+def test_tree_attention_addresses_queries_beyond_32_bits(variant, axis):
+    """Nodes or heads that lie 2^31 + 64 elements apart, in an array of which a few rows exist."""
+    sizes = sizes_for(variant, head_dims=(64, 16), dtype=np.dtype(np.float32))
+    nodes, heads = (2, 1) if axis == "node" else (1, 2)
+    case = tree_case(np.random.default_rng(13), [nodes], [40], heads=heads, **sizes)
+    far = [emulate.sparse_array((2, 2**31 + 64), q.dtype) for q in (case.q_nope, case.q_pe)]
+    queries = [array[:, : q.shape[-1]].reshape(q.shape) for array, q in zip(far, (case.q_nope, case.q_pe), strict=True)]
+    assert all(np.shares_memory(view, array) for view, array in zip(queries, far, strict=True))
+    queries[0][:], queries[1][:] = case.q_nope, case.q_pe
+    with emulate.active():
+        found = tree_attention(case.tree, *queries, case.kv, sm_scale=case.sm_scale, variant=variant)
+    assert_state(case, *found)

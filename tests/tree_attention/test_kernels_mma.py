@@ -79,8 +79,11 @@ def test_v3_matches_oracle_for_more_requests_than_lanes(kernels, monkeypatch, ba
     assert_state(case, *attend(kernels, case))
 
 
-@pytest.mark.parametrize("context", [16_352, 16_353, 16_384, 16_385])
-@pytest.mark.parametrize("split", [16_384, 16_416, 32_768])
+@pytest.mark.parametrize(
+    ("context", "split"),
+    [(context, split) for context in (16_352, 16_353, 16_384, 16_385) for split in (16_384, 16_416, 32_768)]
+    + [(70_000, 32_768)],  # a second slice folds, too
+)
 def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
     """The room for folded sums depends on the keys a block may meet: the context, the nodes, the slice."""
     sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}

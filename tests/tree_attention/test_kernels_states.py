@@ -70,6 +70,20 @@ def test_write_kv_is_identical_to_reference(kernels, dtype, recipe, by_array, se
     assert_identical(found, expected)
 
 
+def test_write_kv_is_identical_to_reference_with_unlike_strides(kernels):
+    """Widths and strides of the two kinds of rows and of the two pools have nothing in common."""
+    rng = np.random.default_rng(0)
+    ckv, kpe = (rng.standard_normal((3, 5, width)).astype(np.float32)[:, :4] for width in (32, 16))
+    kv = PagedKV.from_dense(np.zeros((3, 9, 32), np.float32), np.zeros((3, 9, 16), np.float32), context_lens=[0, 5, 2])
+    num_rows = np.array([4, 3, 2], np.int32)
+    device, device_ckv, device_kpe, device_num_rows = kernels.put(
+        (replace(kv, ckv=kv.ckv.copy(), kpe=kv.kpe.copy()), ckv, kpe, num_rows)
+    )
+    write_kv(kv, ckv, kpe, num_rows=num_rows)
+    kernels.run(write_kv, device, device_ckv, device_kpe, num_rows=device_num_rows)
+    assert_identical(kernels.get(device), kv)
+
+
 def test_write_kv_skips_positions_without_a_page(kernels):
     kv = PagedKV.allocate(6, page_size=2, head_dim_ckv=16, head_dim_kpe=16)
     table = np.array([0, -1, 2**30], np.int32)

@@ -74,13 +74,13 @@ def test_tree_attention_matches_oracle_on_1025_nodes():
     assert_state(case, *attend(case))
 
 
-@pytest.mark.parametrize("heads", [1, 2, 7, 8, 12, 16, 17, 128])
+@pytest.mark.parametrize("heads", [0, 1, 2, 7, 8, 12, 16, 17, 128])
 def test_tree_attention_matches_oracle_at_any_head_count(heads):
     case = tree_case(np.random.default_rng(heads), [5, 3], [9, 20], heads=heads)
     assert_state(case, *attend(case))
 
 
-@pytest.mark.parametrize("head_dims", [(512, 64), (16, 16), (48, 80), (1, 1), (5, 3)])
+@pytest.mark.parametrize("head_dims", [(512, 64), (16, 16), (48, 80), (1, 1), (5, 3), (16, 0), (512, 0)])
 def test_tree_attention_matches_oracle_at_any_head_size(head_dims):
     case = tree_case(np.random.default_rng(7), [6], [40], head_dims=head_dims, dtype=np.float64)
     assert_state(case, *attend(case))

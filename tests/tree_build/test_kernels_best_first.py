@@ -119,6 +119,33 @@ def test_topology_matches_reference(kernels, tree, seed):
     assert_identical(found, tuple(derive_topology(tree.parents, tree.num_nodes)))
 
 
+@pytest.mark.parametrize("options", [{}, {"spine": 2}, {"max_children": 3}], ids=str)
+@pytest.mark.parametrize("budget", [33, 200, 1_700])
+def test_best_first_tree_matches_reference_when_more_than_a_warp_ties(kernels, budget, options):
+    """All paths of a depth have one score: buckets hold ties and, past 1,024 nodes, what a lane looks through, too."""
+    logits = np.zeros((5, 6), np.float32)
+    candidates = Candidates(np.tile(np.arange(6, dtype=np.int32), (5, 1)), logits, logits[:, 0] + 1)
+    for seed in range(4):
+        check(replace(kernels, seed=seed), candidates, budget=budget, root_token_ids=1, **options)
+
+
+@pytest.mark.emulate
+def test_best_first_tree_keeps_the_state_of_each_request_apart():
+    """Trees too large for shared memory have their state in the workspace: a request's part is what it is alone."""
+    first, second = table(3, 20, 5), table(3, 20, 6)
+    both = Candidates(*(np.stack(pair) for pair in zip(vars(first).values(), vars(second).values(), strict=True)))
+    arguments = {"budget": 2_100, "root_token_ids": 1, "capacity": 2_100}
+
+    def state_of(candidates):
+        workspace = np.full(best_first_tree_workspace_bytes(candidates, capacity=2_100), 0xFF, np.uint8)
+        assert_identical(best_first_tree(candidates, **arguments, workspace=workspace), expected[id(candidates)])
+        return workspace
+
+    expected = {id(candidates): best_first_tree(candidates, **arguments) for candidates in (first, second, both)}
+    with emulate.active():
+        assert_identical(state_of(both), np.concatenate([state_of(first), state_of(second)]))
+
+
 @given(tree=draft_trees(batched=True, max_nodes=40), seed=st.integers(0, 2**32 - 1))
 def test_topology_never_reads_padding_nor_follows_bad_parents(kernels, tree, seed):
     """Padding is ignored; a parent that does not come before its child ends the climb and no access is illegal."""
