@@ -11,6 +11,7 @@
 //            A warp owns ROWS / 4 rows. Scores: lane = key of the tile; values: lane = four latent dimensions.
 //            Shared: 32 keys of C + R + 16 bytes, ROWS queries and ROWS * 32 weights in float32.
 // Numerics   float32; base-2 exponentials; a tile of 32 keys is summed on its own and a slice has at most 1,024 tiles.
+//            Hidden keys are left out of the sums, not weighed by 0, as they may hold NaN or inf.
 //            Slices depend on the request's own T and rows alone, so a result never depends on the batch.
 // Requires   C and R multiples of 16, C <= 1,024; checked dtypes and shapes; vectors says that all rows of the cache
 //            start at multiples of 16 bytes

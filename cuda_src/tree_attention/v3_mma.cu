@@ -15,7 +15,8 @@
 //            and load. How they wait for each other: v3_layout.cuh.
 // Numerics   float32 accumulation; weights are rounded to T before the second product, their sum is not. Base 2. The
 //            maximum is left stale while scores exceed it by at most 8 (weights stay below 512), so most tiles rescale
-//            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away.
+//            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away. A tile
+//            in which a hidden key may hold NaN or inf is weighed without tensor cores, where 0 * NaN would be NaN.
 // Requires   C 64, 128, 256 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at
 //            multiples of 16 bytes (out and lse may start anywhere)
 // Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120, as products are the limit

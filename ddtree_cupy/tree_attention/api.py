@@ -153,6 +153,7 @@ def tree_attention(
     -----
     Numerics: float32 accumulation in sums of at most 1,024 terms (float64 for float64 input); v3_mma rounds the
     softmax weights to the input dtype before the second product. Every version repeats bit for bit.
+    A key changes only the rows that see it, also when it holds NaN or inf.
     Cost: reads (T + N)(C + R) elements a request, T = context_len.
     Source: MLA in absorbed form, DeepSeek-V2 (arXiv 2405.04434) section 2.1; tree mask after SpecInfer
     (arXiv 2305.09781).
