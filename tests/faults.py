@@ -20,6 +20,7 @@ class Fault:
 
 V1, V2, V3 = (f"tree_attention/{name}" for name in ("v1_three_phase.cu", "v2_split_kv.cu", "v3_mma.cu"))
 SCORES, VALUES = "tree_attention/v3_scores.cuh", "tree_attention/v3_values.cuh"
+ACCUMULATORS = "tree_attention/v3_accumulators.cuh"
 WARP, MERGE = "common/warp.cuh", "tree_attention/merge_states.cu"
 WRITE, BEST_FIRST = "tree_attention/write_kv.cu", "tree_build/best_first.cu"
 TESTS = "tests/tree_attention/test_kernels.py"
@@ -92,7 +93,7 @@ FAULTS = {
         f"{MMA_TESTS}::test_v3_matches_oracle_around_tile_and_fold_edges",
     ),
     "folded sums that do not shrink": Fault(
-        VALUES,
+        ACCUMULATORS,
         "fmaf(*at, shrink, value[m][n][i])",
         "fmaf(*at, 1.0f, value[m][n][i])",
         f"{MMA_TESTS}::test_v3_shrinks_what_was_folded_when_maxima_rise_later",
@@ -158,7 +159,7 @@ FAULTS = {
         f"{TESTS}::test_tree_attention_addresses_queries_beyond_32_bits",
     ),
     "folds counted from the first key": Fault(
-        VALUES,
+        ACCUMULATORS,
         "tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES",
         "tile + 1 == Layout::FOLD_TILES",
         f"{MMA_TESTS}::test_v3_folds_whatever_the_largest_context_is",
