@@ -174,9 +174,7 @@ def sample_targets(
             check_rows(check, token_ids, counts, "NaN, +inf or nothing above -inf")
         return _deliver("sample_targets", token_ids if batched else token_ids[0], out)
     if checked:
-        check_targets_out(
-            check, target_logits, out, num_nodes=num_nodes, uniforms=uniforms, temperature=temperature
-        )
+        check_targets_out(check, target_logits, out, num_nodes=num_nodes, uniforms=uniforms, temperature=temperature)
     token_ids = kernel.sample_targets(
         logits,
         draws,

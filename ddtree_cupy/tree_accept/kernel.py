@@ -284,10 +284,8 @@ def _plan(caches: Sequence[PagedKV]) -> tuple[list[int], list[int]]:
         places = tuple(Place.of(array) for array in (kv.ckv, kv.kpe, kv.page_table, kv.context_lens))
         first.setdefault(places, index)
     shared = _sharing(tuple(pool for places in first for pool in places[:2]))
-    moved, staged = [], []
-    for number, index in enumerate(first.values()):
-        (staged if number in shared else moved).append(index)
-    return moved, staged
+    moved = [index for number, index in enumerate(first.values()) if number not in shared]
+    return moved, [index for index in first.values() if index not in moved]
 
 
 @lru_cache(64)

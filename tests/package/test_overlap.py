@@ -276,7 +276,7 @@ def commit_with_workspace():
 
 
 def attention_arguments():
-    pool, layer = line()
+    _, layer = line()
     queries = np.random.default_rng(1).standard_normal((2, 3, 2, 16)).astype(np.float32)
     return TREE, queries[0].copy(), queries[1].copy(), layer
 

@@ -95,8 +95,8 @@ def test_out_for_a_huge_budget_has_the_shapes_of_the_full_tree(backend):
     tree = backend(build_tree, LOGITS, budget=12, root_token_ids=0)
     out = backend(build_tree, -LOGITS, budget=12, root_token_ids=1)
     assert_identical(backend(build_tree, LOGITS, budget=10**6, root_token_ids=0, out=out), tree)
+    wide = backend(build_tree, LOGITS, budget=13, root_token_ids=1)
     with pytest.raises(DDTreeError, match=r"`out\.token_ids` is \(14,\), expected \(13,\)"):
-        wide = backend(build_tree, LOGITS, budget=13, root_token_ids=1)
         backend(build_tree, LOGITS, budget=10**6, root_token_ids=0, out=wide)
 
 
