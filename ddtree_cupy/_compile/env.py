@@ -28,7 +28,8 @@ SWITCHES = (
     Switch(
         "DDTREE_CACHE_DIR",
         "`$XDG_CACHE_HOME/ddtree_cupy` or `~/.cache/ddtree_cupy`",
-        "Folder for kernels the emulator has compiled. A temporary folder is used when it cannot be written.",
+        "Folder for kernels the emulator has compiled. A temporary folder is used when it cannot be written; one that "
+        "others may write is refused.",
     ),
     Switch(
         "DDTREE_CXX",
