@@ -69,7 +69,7 @@ FAULTS = {
         BUILD,
     ),
     "one tie too many": Fault(
-        "tree_build/top_candidates.cu",
+        "common/select.cuh",
         "level_before < chosen.quota",
         "level_before <= chosen.quota",
         "tests/tree_build/test_kernels_top_candidates.py",

@@ -12,6 +12,11 @@
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
+// The weight of a key that a row does not see, below all others: such a key is left out, since 0 * NaN is NaN.
+constexpr float HIDDEN_WEIGHT = -1.0f;
+
+__device__ __forceinline__ bool is_hidden(float weight) { return weight < 0.0f; }
+
 // What to subtract from a score: the largest one, or 0 when there is none.
 __device__ __forceinline__ float softmax_shift(float largest) { return largest == NEGATIVE_INFINITY ? 0.0f : largest; }
 

@@ -37,7 +37,7 @@ __device__ float dot(const float* q, const T* key, int width) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) tree_attention_v1(
+__global__ void __launch_bounds__(THREADS, 8) tree_attention_v1(  // 64 registers
     const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv, const T* __restrict__ kpe,
     const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
     const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse, int N, int H, int C,
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(THREADS) tree_attention_v1(
   float sum = 0.0f;
   for (int j = thread; j < num_keys; j += THREADS) {
     const float weight = exp2f(scores[j] - shift);
-    scores[j] = weight;
     sum += weight;
+    scores[j] = is_visible(bits, range.first + j - range.context_len) ? weight : HIDDEN_WEIGHT;
   }
   const float total = block_sum(sum, scratch);
   if (thread == 0) lse[row] = state_score(largest, total) * LN_2;
@@ -106,10 +106,10 @@ __global__ void __launch_bounds__(THREADS) tree_attention_v1(
       const int stop = min(start + KEYS_PER_SUM, num_keys);
       float part = 0.0f;
       for (int j = start; j < stop; ++j) {
-        const int position = range.first + j;
-        if (!is_visible(bits, position - range.context_len)) continue;
-        const T* key = ckv + table.row(position, ckv_page_stride, ckv_slot_stride);
-        part = fmaf(scores[j], to_float(key[c]), part);
+        const float weight = scores[j];
+        if (is_hidden(weight)) continue;
+        const T* key = ckv + table.row(range.first + j, ckv_page_stride, ckv_slot_stride);
+        part = fmaf(weight, to_float(key[c]), part);
       }
       value += part;
     }

@@ -55,9 +55,6 @@ __device__ void load_tile(T* tile, const TileKeys& where, const T* ckv, const T*
   }
 }
 
-// The weight of a key that a row does not see; exp2f gives no zero of this sign.
-constexpr float HIDDEN = -0.0f;
-
 // part[r] += sum over the tile's keys of weights[r][key] * value[key], for the lane's four dimensions. With IS_MASKED,
 // hidden keys are left out: times a weight of 0, what they hold of NaN and inf would still be NaN.
 template <bool IS_MASKED, int ROWS, int PITCH, class T>
@@ -67,7 +64,7 @@ __device__ __forceinline__ void add_values(float4 (&part)[ROWS], const T* values
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       const float weight = weights[r * TILE + key];
-      if (IS_MASKED && __float_as_uint(weight) == __float_as_uint(HIDDEN)) continue;
+      if (IS_MASKED && is_hidden(weight)) continue;
       part[r].x = fmaf(weight, value.x, part[r].x);
       part[r].y = fmaf(weight, value.y, part[r].y);
       part[r].z = fmaf(weight, value.z, part[r].z);
@@ -184,7 +181,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
       correction[r] = exp2f(largest[r] - softmax_shift(larger));
       total[r] = total[r] * correction[r] + warp_sum(weight);
       largest[r] = larger;
-      weights[(warp * L::ROWS_PER_WARP + r) * TILE + lane] = is_in ? weight : HIDDEN;
+      weights[(warp * L::ROWS_PER_WARP + r) * TILE + lane] = is_in ? weight : HIDDEN_WEIGHT;
     }
     __syncwarp();
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_attention.cases import BFLOAT16, assert_state, build, recipes, tree_case
+from tree_attention.cases import BFLOAT16, build, recipes, tree_case
 
 from ddtree_cupy import DraftTree, PagedKV, merge_states, tree_attention
+from ddtree_cupy.testing import assert_identical, lse_floor, out_floor
 from ddtree_cupy.testing.backends import Backend
 from ddtree_cupy.tree_attention import kernel_mma
 
@@ -38,8 +39,11 @@ def spoil(case, spoilt):
     return sees
 
 
-def assert_spoilt_alone(case, spoilt, attend, keys="all"):
-    """Judge a case after `spoil`: rows that hide every spoilt key by the float rule, the others by where NaN is."""
+def assert_spoilt_alone(case, spoilt, attend, keys="all", *, is_v3=False):
+    """Judge a case after `spoil`: rows that hide every spoilt key are those of the clean case, others by where NaN is.
+
+    v3 weighs a tile that hides NaN or inf without tensor cores, and two rows of a lane share how scores are rounded.
+    """
     clean = attend(case)
     sees = spoil(case, spoilt)
     out, lse = attend(case)
@@ -50,9 +54,15 @@ def assert_spoilt_alone(case, spoilt, attend, keys="all"):
         np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
     if keys != "context" and all(column < out.shape[-1] for _, _, column, _ in spoilt):  # else a score may be -inf
         assert np.isnan(out[sees].astype(np.float32)).any(axis=-1).all()
-    out, lse = out.copy(), lse.copy()
-    out[sees], lse[sees] = clean[0][sees], clean[1][sees]
-    assert_state(case, out, lse, keys)
+    if is_v3:
+        errors = np.abs(out[~sees].astype(np.float64) - clean[0][~sees].astype(np.float64))
+        assert errors.max(initial=0) <= out_floor(out.dtype, clean[0], None)
+        lse, of_clean = lse[~sees], clean[1][~sees]
+        np.testing.assert_array_equal(np.isneginf(lse), np.isneginf(of_clean))
+        seen = np.isfinite(of_clean)
+        assert (np.abs(lse[seen] - of_clean[seen]) <= lse_floor(of_clean[seen])).all()
+    else:
+        assert_identical((out[~sees], lse[~sees]), (clean[0][~sees], clean[1][~sees]))
 
 
 @everywhere
@@ -101,7 +111,7 @@ def test_tree_attention_never_reads_what_hidden_nodes_hold(backend, variant, rec
             tree_attention, *case.arguments, **options
         )
 
-    assert_spoilt_alone(case, spoilt, attend, keys)
+    assert_spoilt_alone(case, spoilt, attend, keys, is_v3=variant == "v3_mma")
 
 
 @pytest.mark.parametrize("config", kernel_mma.CONFIGS, ids=str)
@@ -119,4 +129,5 @@ def test_v3_never_reads_what_hidden_nodes_hold(kernels, monkeypatch, config, hea
         case,
         spoilt,
         lambda case: kernels(tree_attention, *case.arguments, sm_scale=case.sm_scale, variant="v3_mma"),
+        is_v3=True,
     )
