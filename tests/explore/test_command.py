@@ -46,6 +46,7 @@ def test_commands_write_into_the_current_folder_and_leave_the_shipped_data_alone
 )
 def test_commands_say_what_is_wrong_in_one_line(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # of a notebook's test; it would show progress bars
     (tmp_path / "report.json").write_text(json.dumps(REPORT))
     (tmp_path / "broken.json").write_text("")
     assert main(arguments) == 1
