@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import deliver_arrays
+from ddtree_cupy._check import deliver_arrays, refuse_odd_array
 from ddtree_cupy.errors import DTypeError
 
 Array = Any
@@ -23,12 +23,17 @@ def where(array: Array) -> str:
 
 
 class Arrays:
-    """A frozen dataclass whose fields are arrays (or None, or host integers); NumPy scalars become 0-d arrays."""
+    """A frozen dataclass whose fields are arrays (or None, or host integers).
+
+    NumPy scalars become 0-d arrays; masked arrays and numpy.matrix are refused.
+    """
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
             if isinstance(value, np.generic):
                 object.__setattr__(self, name, np.asarray(value))
+            else:
+                refuse_odd_array(type(self).__name__, name, value)
 
     def _map(self, function: Callable[[Array], Array]) -> Self:
         changed = {}

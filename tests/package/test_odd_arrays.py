@@ -58,7 +58,7 @@ CALLS = {
         lambda a: build_tree(LOGITS[None], budget=a, root_token_ids=0, capacity=2),
     ),
     "best_first_tree": (
-        "candidates.logits",
+        "logits",
         CANDIDATES.logits,
         lambda a: best_first_tree(replace(CANDIDATES, logits=a), budget=2, root_token_ids=0),
     ),
@@ -69,8 +69,8 @@ CALLS = {
         lambda a: sample_targets(LOGITS, a, temperature=1.0),
     ),
     "accept": ("target_token_ids", TREE.token_ids, lambda a: accept(TREE, a)),
-    "commit_kv": ("result.accepted", RESULT.accepted, lambda a: commit_kv(KV, replace(RESULT, accepted=a))),
-    "commit_kv pool": ("kv.ckv", KV.ckv, lambda a: commit_kv(replace(KV, ckv=a), RESULT)),
+    "commit_kv": ("accepted", RESULT.accepted, lambda a: commit_kv(KV, replace(RESULT, accepted=a))),
+    "commit_kv pool": ("ckv", KV.ckv, lambda a: commit_kv(replace(KV, ckv=a), RESULT)),
     "write_kv": ("ckv_rows", ROWS, lambda a: write_kv(KV, a, ROWS, num_rows=3)),
     "tree_attention": ("q_pe", QUERY, lambda a: tree_attention(TREE, QUERY, a, KV, sm_scale=1.0)),
     "merge_states": ("lse_b", STATE[1], lambda a: merge_states(*STATE, QUERY, a)),
@@ -86,6 +86,12 @@ HOST_CALLS = {
         "lse",
         CANDIDATES.lse,
         lambda a: Candidates.from_topk(CANDIDATES.token_ids, CANDIDATES.logits, a),
+    ),
+    "to_dense": ("visibility_bits", np.array([[1], [3]], np.uint32), lambda a: Visibility(a, np.int32(2)).to_dense()),
+    "visibility": (
+        "visibility_bits",
+        TREE.visibility_bits,
+        lambda a: replace(TREE, visibility_bits=a).visibility,
     ),
     "validate": ("logits", CANDIDATES.logits, lambda a: replace(CANDIDATES, logits=a).validate()),
 }
