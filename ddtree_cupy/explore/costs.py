@@ -23,9 +23,10 @@ def check_cost(function: str, cost: Any) -> None:
     cost : callable
         A cost model, or any function of the nodes besides the root.
     """
-    if not callable(cost):
+    if not callable(cost) or isinstance(cost, type):
+        what = f"the class {cost.__name__}" if isinstance(cost, type) else type(cost).__name__
         raise DTypeError(
-            f"{function}: `cost` is {type(cost).__name__}, expected a cost model or a function of the nodes besides "
+            f"{function}: `cost` is {what}, expected a cost model or a function of the nodes besides "
             f"the root; a CostTable is read by MeasuredCost(table, heads=..., context=...)"
         )
 

@@ -60,6 +60,7 @@ def curve(traces, **changed):
     ("call", "error", "words"),
     [
         (lambda t: curve(t, cost=CostTable.load()), DTypeError, r"`cost` is CostTable.* MeasuredCost\(table, heads="),
+        (lambda t: curve(t, cost=CostTable), DTypeError, "`cost` is the class CostTable, expected a cost model"),
         (lambda t: curve(t, cost=3.0), DTypeError, "`cost` is float, expected a cost model or a function"),
         (lambda t: curve(t, cost=lambda n: "much"), DTypeError, r"`cost\(0\)` is 'much', expected a real number"),
         (lambda t: curve(t, cost=lambda n: n), ArgumentError, r"must be positive and finite .*cost\(0\) is 0"),
