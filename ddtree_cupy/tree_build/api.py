@@ -159,8 +159,9 @@ def best_first_tree(
         The last committed token; -1 makes a request inactive (num_nodes 0).
     capacity : int, default max(budget)
         Fixes the shapes: N = capacity + 1, at most 65,535. Larger budgets are clamped to it. A kernel, which does not
-        read a `budget` array on the host, needs it. A default above 1,024 shrinks to the size of the full tree, if that
-        is smaller: all candidates that `max_depth` and `max_children` allow, whatever their logits.
+        read a `budget` array on the host, needs it. A default of at most 1,024 stays, and what candidates cannot fill
+        is padding; a larger one shrinks to the full tree, if that is smaller: all candidates that `max_depth` and
+        `max_children` allow, whatever their logits. A given capacity never shrinks.
     max_depth : int, optional
         Deepest level; the draft length bounds it anyway.
     max_children : int or sequence of int, optional
