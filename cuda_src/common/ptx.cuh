@@ -4,7 +4,8 @@
 //            A  a[0] = (r, 2p..2p+1)  a[1] = (r + 8, 2p..)  a[2] = (r, 2p + 8..)  a[3] = (r + 8, 2p + 8..)
 //            B  b0 = (k 2p..2p+1, n r)  b1 = (k 2p + 8.., n r)
 //            C  c[0..1] = (r, 2p..2p+1)  c[2..3] = (r + 8, 2p..2p+1)
-// Numerics   matrix products accumulate in float32; the twin sums each 16-term product in float64 first
+// Numerics   matrix products accumulate in float32; the twin sums each 16-term product in float64 first, or cuts sums
+//            off as sm_90 does (`emulate.active(cut_sums=True)`)
 // Requires   sm_80; ldmatrix row addresses are multiples of 16 bytes; all 32 lanes call together
 // Source     PTX ISA 8.x: cp.async, ldmatrix, mma.m16n8k16, bar.sync, cvt, ex2
 #pragma once

@@ -72,22 +72,62 @@ struct Fragments {
   const unsigned* a;
   unsigned b[2];
 };
+// The exponent by which a tensor core aligns a number of type T: that of the smallest normal one for subnormal ones,
+// and for 0 one below all others.
+template <class T>
+inline int aligned_exponent(float x) {
+  const int least = std::is_same<T, __half>::value ? -14 : -126;
+  return x == 0 ? -400 : ilogb(x) > least ? ilogb(x) : least;
+}
+
+// What a tensor core of sm_90 makes of 16 products and an accumulator, `largest` being the largest of their exponents:
+// 24 + 2 bits of each are kept, and their sum is stored toward zero. The exponent of a product is the sum of those of
+// its factors. `tensor_core_matmul` in ddtree_cupy/testing/tolerance.py names the source.
+inline float add_cut_off(float accumulator, const double (&products)[16], int largest) {
+  const double parts = ldexp(1.0, 25 - largest);  // of 1
+  long long sum = (long long)(accumulator * parts);
+  for (int k = 0; k < 16; ++k) sum += (long long)(products[k] * parts);
+  double exact = (double)sum / parts;
+  unsigned long long bits;
+  memcpy(&bits, &exact, 8);
+  bits &= ~0ull << 29;  // a float32 has 29 bits less
+  memcpy(&exact, &bits, 8);
+  return (float)exact;
+}
+
 template <class T>
 inline void multiply_fragments(void** lanes) {
   float A[16][16], B[16][8];  // (row, k), (k, column)
+  int exponent_of_A[16][16], exponent_of_B[16][8];
+  const auto put = [](float& to, int& exponent, unsigned both, int half) {
+    to = half_of<T>(both, half);
+    exponent = aligned_exponent<T>(to);
+  };
   for (int lane = 0; lane < 32; ++lane) {
     const Fragments* f = static_cast<Fragments*>(lanes[lane]);
-    for (int i = 0; i < 4; ++i)
-      for (int half = 0; half < 2; ++half)
-        A[lane / 4 + 8 * (i % 2)][2 * (lane % 4) + 8 * (i / 2) + half] = half_of<T>(f->a[i], half);
-    for (int i = 0; i < 2; ++i)
-      for (int half = 0; half < 2; ++half) B[2 * (lane % 4) + 8 * i + half][lane / 4] = half_of<T>(f->b[i], half);
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + 8 * (i % 2), k = 2 * (lane % 4) + 8 * (i / 2) + half;
+        put(A[row][k], exponent_of_A[row][k], f->a[i], half);
+      }
+      for (int i = 0; i < 2; ++i) {
+        const int k = 2 * (lane % 4) + 8 * i + half, column = lane / 4;
+        put(B[k][column], exponent_of_B[k][column], f->b[i], half);
+      }
+    }
   }
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 4; ++i) {
-      double sum = 0;
-      for (int k = 0; k < 16; ++k) sum += (double)A[lane / 4 + 8 * (i / 2)][k] * B[k][2 * (lane % 4) + i % 2];
-      static_cast<Fragments*>(lanes[lane])->c[i] += (float)sum;
+      const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+      float& c = static_cast<Fragments*>(lanes[lane])->c[i];
+      double products[16], sum = 0;
+      int largest = aligned_exponent<float>(c);
+      for (int k = 0; k < 16; ++k) {
+        sum += products[k] = (double)A[row][k] * B[k][column];
+        const int exponent = exponent_of_A[row][k] + exponent_of_B[k][column];
+        largest = exponent > largest ? exponent : largest;
+      }
+      c = emu_ctx.cut_sums && isfinite(c + sum) ? add_cut_off(c, products, largest) : c + (float)sum;
     }
 }
 template <class T>

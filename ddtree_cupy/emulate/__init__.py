@@ -19,7 +19,8 @@ What it is not
   through seeds above 0, which interleave the threads of two blocks; `tsan` does not see them. A block that spins on
   another one is reported as a deadlock or hangs.
 - Floats are not bit-equal to a GPU's: nothing is fused unless written `fmaf`, `__expf` and `rsqrtf` are accurate, and
-  matrix instructions sum in another order. Compare floats by tolerance; integers and comparisons are exact. Subnormals
+  matrix instructions sum in another order, unless `active(cut_sums=True)` makes them cut sums off as those of an H200
+  do. Compare floats by tolerance; integers and comparisons are exact. Subnormals
   are flushed by default, float64 ones too (see `Module`).
 - The memory model is that of one thread after another: fences do nothing, `volatile` tricks work that a GPU may break.
 - The host compiler accepts text that NVRTC rejects and the reverse: also run the compile check (`ddtree kernels`).

@@ -9,7 +9,7 @@ from ddtree_cupy._compile.sources import expand, expand_text
 from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
 from ddtree_cupy.emulate._build import build, static_shared_bytes
 from ddtree_cupy.emulate._native import NativeKernel, NativeModule
-from ddtree_cupy.emulate._state import checked_seed, current_seed
+from ddtree_cupy.emulate._state import checked_seed, current_seed, cuts_sums
 from ddtree_cupy.emulate._translate import kernel_names, shared_alignment, translate
 from ddtree_cupy.errors import ArgumentError, CompileError, UnsupportedError
 
@@ -161,6 +161,7 @@ class Function:
             seed=schedule,
             strict=self.module.strict,
             flush_subnormals=self.module.flush_subnormals,
+            cut_sums=cuts_sums(),
         )
         del keep
 

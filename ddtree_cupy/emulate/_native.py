@@ -23,6 +23,7 @@ class Launch(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("strict", ctypes.c_uint),
         ("flush_subnormals", ctypes.c_uint),
+        ("cut_sums", ctypes.c_uint),
         ("error", ctypes.c_char_p),
         ("error_bytes", ctypes.c_uint64),
         ("switches", ctypes.c_uint64),
@@ -82,6 +83,7 @@ class NativeModule:
         seed: int,
         strict: bool,
         flush_subnormals: bool,
+        cut_sums: bool,
     ) -> int:
         """Run the kernel to its end and return the number of thread switches; raise what it did wrong."""
         with LAUNCH_LOCK:
@@ -94,6 +96,7 @@ class NativeModule:
                 seed,
                 strict,
                 flush_subnormals,
+                cut_sums,
                 ctypes.cast(self._error, ctypes.c_char_p),
                 len(self._error),
                 0,

@@ -10,10 +10,11 @@ import numpy as np
 from ddtree_cupy.errors import ArgumentError, DTypeError
 
 _SEED: ContextVar[int | None] = ContextVar("ddtree_cupy_emulate_seed", default=None)
+_CUT_SUMS: ContextVar[bool] = ContextVar("ddtree_cupy_emulate_cut_sums", default=False)
 
 
 @contextmanager
-def active(seed: int = 0) -> Iterator[None]:
+def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
     """Run the CUDA kernels on the CPU for NumPy arrays, inside a `with` block.
 
     Parameters
@@ -25,6 +26,9 @@ def active(seed: int = 0) -> Iterator[None]:
         of two ways, unfair where bit 1 of the block's index and of the seed agree, fair elsewhere. Unfair: always the
         first ready thread of the order, so that one warp runs as far ahead of the others as barriers allow. Fair: the
         next one, or for seeds above 0 a random one.
+    cut_sums : bool
+        Whether matrix instructions cut sums off as the tensor cores of an H200 do (`testing.tensor_core_matmul` has
+        the rule); without it each product of 16 terms is exact until it is rounded and added.
 
     Raises
     ------
@@ -35,7 +39,7 @@ def active(seed: int = 0) -> Iterator[None]:
 
     Notes
     -----
-    The setting belongs to the current context (`contextvars`): other threads and tasks are not affected.
+    The settings belong to the current context (`contextvars`): other threads and tasks are not affected.
 
     Examples
     --------
@@ -47,11 +51,12 @@ def active(seed: int = 0) -> Iterator[None]:
 
     checked = checked_seed("emulate.active", seed)
     find_compiler()
-    token = _SEED.set(checked)
+    tokens = _SEED.set(checked), _CUT_SUMS.set(cut_sums)
     try:
         yield
     finally:
-        _SEED.reset(token)
+        _SEED.reset(tokens[0])
+        _CUT_SUMS.reset(tokens[1])
 
 
 def checked_seed(function: str, seed: Any) -> int:
@@ -71,3 +76,8 @@ def is_active() -> bool:
 def current_seed() -> int:
     """Return the schedule seed of the enclosing `active` block, 0 outside."""
     return _SEED.get() or 0
+
+
+def cuts_sums() -> bool:
+    """Return whether the enclosing `active` block asks for sums cut off as tensor cores do, False outside."""
+    return _CUT_SUMS.get()

@@ -24,6 +24,8 @@ class Backend:
     name : {"numpy", "emulate", "cupy"}
     seed : int
         Schedule of the emulator.
+    cut_sums : bool
+        Whether its matrix instructions cut sums off as tensor cores do; see `emulate.active`.
 
     Examples
     --------
@@ -34,6 +36,7 @@ class Backend:
 
     name: str
     seed: int = 0
+    cut_sums: bool = False
 
     def __call__(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call `function` and return its result on the host; in-place changes stay on the device."""
@@ -42,7 +45,7 @@ class Backend:
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call `function` on arrays that are in place already."""
         if self.name == "emulate":
-            with emulate.active(seed=self.seed):
+            with emulate.active(seed=self.seed, cut_sums=self.cut_sums):
                 return function(*args, **options)
         return function(*args, **options)
 

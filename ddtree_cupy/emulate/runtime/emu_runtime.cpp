@@ -238,6 +238,7 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   emu_ctx.grid_dim = {l.grid[0], l.grid[1], l.grid[2]};
   emu_ctx.dynamic_bytes = l.shared_bytes;
   emu_ctx.random_schedule = l.seed != 0;
+  emu_ctx.cut_sums = l.cut_sums;
 
   FlushSubnormals flush(l.flush_subnormals);
   uint64_t begun = 0;

@@ -26,6 +26,7 @@ struct emu_context {
   void* dynamic_shared;        // exactly `dynamic_bytes` long; null when 0
   size_t dynamic_bytes;
   unsigned random_schedule;    // 0 for seed 0
+  unsigned cut_sums;           // as in emu_launch
 };
 EMU_API emu_context emu_ctx;
 
@@ -38,6 +39,7 @@ struct emu_launch {
   uint64_t seed;               // of the schedule, see order_threads; 0: nothing is random
   unsigned strict;             // 1: report barrier and mask misuse that some GPUs would forgive
   unsigned flush_subnormals;   // 1: the FPU treats subnormals as zero, as CuPy's -ftz=true does
+  unsigned cut_sums;           // 1: twins of matrix instructions cut sums off as tensor cores do
   char* error;                 // message out
   uint64_t error_bytes;
   uint64_t switches;           // fiber switches done, out
