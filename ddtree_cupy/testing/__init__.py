@@ -6,7 +6,7 @@ by name, since it needs Hypothesis) draws inputs.
 
 from ddtree_cupy.testing.compare import assert_close, assert_identical
 from ddtree_cupy.testing.poison import GuardedArray, poison_padding, poison_spare_rows, reachable_rows, unchanged
-from ddtree_cupy.testing.tolerance import judge, lse_floor, out_floor
+from ddtree_cupy.testing.tolerance import judge, lse_floor, out_floor, tensor_core_matmul
 
 __all__ = [
     "GuardedArray",
@@ -18,5 +18,6 @@ __all__ = [
     "poison_padding",
     "poison_spare_rows",
     "reachable_rows",
+    "tensor_core_matmul",
     "unchanged",
 ]

@@ -154,7 +154,8 @@ def test_capture_without_buffers_is_rejected():
 def test_versions_match_oracle_at_200_000_keys(variant, dtype):
     options = {"head_dims": (512, 64), "heads": 1, "page_size": 64, "dtype": dtype}
     case = tree_case(np.random.default_rng(1), [5], [200_000], **options)
-    assert_state(case, *GPU(tree_attention, *case.arguments, sm_scale=case.sm_scale, variant=variant))
+    found = GPU(tree_attention, *case.arguments, sm_scale=case.sm_scale, variant=variant)
+    assert_state(case, *found, variant=variant)
 
 
 @pytest.mark.parametrize("variant", VERSIONS)
@@ -178,7 +179,7 @@ def test_kernels_address_pools_beyond_2_31_elements(variant):
     write_kv(kv, rows[None, :, :512], rows[None, :, 512:], num_rows=9)
     queries = GPU.put(case.arguments[:3])
     found = GPU.get(tree_attention(*queries, kv, sm_scale=case.sm_scale, variant=variant))
-    assert_state(case, *found)
+    assert_state(case, *found, variant=variant)
 
 
 @pytest.mark.parametrize("variant", VERSIONS)

@@ -138,6 +138,13 @@ def test_assert_close_rejects_a_small_error_everywhere():
     assert_close(baseline + np.float32(0.24 * floor), exact, baseline, floor=floor)
 
 
+def test_assert_close_rejects_results_that_are_not_rounded_to_nearest():
+    exact, baseline = _case(dtype=ml_dtypes.bfloat16)
+    truncated = (exact.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(ml_dtypes.bfloat16)
+    with pytest.raises(AssertionError, match=r"max error .* <= .*, rms .* <= .*, bias -0\.\d+ of at most 0\.\d+ ulp"):
+        assert_close(truncated, exact, baseline, floor=2.0**-6)
+
+
 def test_assert_close_rejects_wrong_dtype_and_shape():
     exact, baseline = _case()
     with pytest.raises(AssertionError, match="dtype float64, expected float32"):
@@ -169,9 +176,9 @@ def test_assert_close_rejects_a_wider_bound_without_a_reason():
     exact, baseline = _case()
     with pytest.raises(ValueError, match="needs a `reason`"):
         assert_close(baseline, exact, baseline, floor=0.0, widen=2.0)
-    with pytest.raises(ValueError, match="`widen_rms` needs a `reason`"):
-        assert_close(baseline, exact, baseline, floor=0.0, widen_rms=2.0)
-    with pytest.raises(AssertionError, match="bounds times 2, rms floor 2: probabilities are rounded"):
+    with pytest.raises(ValueError, match="`rms_factor` needs a `reason`"):
+        assert_close(baseline, exact, baseline, floor=0.0, rms_factor=2.5)
+    with pytest.raises(AssertionError, match="bounds times 2, rms factor 2: probabilities are rounded"):
         assert_close(baseline + 1, exact, baseline, floor=0.0, widen=2.0, reason="probabilities are rounded")
 
 

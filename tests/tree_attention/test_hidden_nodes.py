@@ -115,19 +115,23 @@ def test_tree_attention_never_reads_what_hidden_nodes_hold(backend, variant, rec
 
 
 @pytest.mark.parametrize("config", kernel_mma.CONFIGS, ids=str)
-@pytest.mark.parametrize(("head_dims", "context"), [((512, 64), 70), ((512, 64), 0), ((64, 16), 16_400)], ids=str)
+@pytest.mark.parametrize(
+    ("head_dims", "nodes", "context", "split_keys"),
+    [((512, 64), 70, 70, None), ((512, 64), 70, 0, None), ((64, 16), 20, 16_400, 32_768)],
+    ids=str,
+)
 @pytest.mark.parametrize("scale", [0.05, -0.05])
-def test_v3_never_reads_what_hidden_nodes_hold(kernels, monkeypatch, config, head_dims, context, scale):
+def test_v3_never_reads_what_hidden_nodes_hold(
+    kernels, monkeypatch, config, head_dims, nodes, context, split_keys, scale
+):
     """In every layout of its tiles, in a batch, and where sums are folded."""
     if config.shared_bytes(sum(head_dims), 3) + 1024 > kernel_mma.shared_limit(kernels.name):
         pytest.skip("needs more shared memory than a block has here")
     monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
-    sizes = {"heads": 3, "head_dims": head_dims, "dtype": BFLOAT16, "sm_scale": scale}
-    case = tree_case(np.random.default_rng(context), [70, 9], [context, 5], **sizes)
-    spoilt = [(0, 1, 3, np.nan), (0, 40, 63, np.inf), (0, 69, 17, -np.inf), (1, 8, 64, np.nan), (1, 7, 0, -np.inf)]
-    assert_spoilt_alone(
-        case,
-        spoilt,
-        lambda case: kernels(tree_attention, *case.arguments, sm_scale=case.sm_scale, variant="v3_mma"),
-        is_v3=True,
-    )
+    heads = 3 if split_keys is None else 1
+    sizes = {"heads": heads, "head_dims": head_dims, "dtype": BFLOAT16, "sm_scale": scale}
+    case = tree_case(np.random.default_rng(context), [nodes, 9], [context, 5], **sizes)
+    last = nodes - 1
+    spoilt = [(0, 1, 3, np.nan), (0, 9, 63, np.inf), (0, last, 17, -np.inf), (1, 8, 64, np.nan), (1, 7, 0, -np.inf)]
+    options = {"sm_scale": scale, "variant": "v3_mma", "split_keys": split_keys}
+    assert_spoilt_alone(case, spoilt, lambda case: kernels(tree_attention, *case.arguments, **options), is_v3=True)
