@@ -151,6 +151,8 @@ class Checker:
         be one and the same array.
         """
         outputs = [(name, array, *byte_bounds(array)) for name, array in _arrays_of(written)]
+        if not outputs:
+            return
         arrays = outputs + [(name, array, *byte_bounds(array)) for name, array in _arrays_of(read)]
         for at, (name, array, low, high) in enumerate(outputs, start=1):
             for other, another, other_low, other_high in arrays[at:]:
