@@ -75,20 +75,11 @@ __global__ void __launch_bounds__(512)
   if (threadIdx.x == 0) token_ids[blockIdx.x] = token;
 }
 
-// 1 / temperature as the sum of two float32 where these serve for all logits, else as a float64.
-struct Inverse {
+// A number as the sum of two float32.
+struct Pair {
   float high;
   float low;
-  double wide;
-  bool is_wide;
 };
-
-__device__ __forceinline__ Inverse inverse_of(double temperature) {
-  const double wide = 1.0 / temperature;
-  const float high = (float)wide;
-  const bool is_wide = !(temperature >= 0x1p-100 && temperature <= 0x1p100);  // NaN too
-  return {high, (float)(wide - (double)high), wide, is_wide};
-}
 
 // The float64 of the same value; the plain conversion takes subnormals for 0 where they are flushed.
 __device__ __forceinline__ double widened(float positive) {
@@ -96,15 +87,8 @@ __device__ __forceinline__ double widened(float positive) {
   return (bits & 0x7f800000u) == 0 ? (double)(bits & 0x7fffffu) * 0x1p-149 : (double)positive;
 }
 
-// exp((logit - largest) * inverse); `largest` is no subnormal
-__device__ __forceinline__ float weight(float logit, float largest, const Inverse& inverse) {
-  if (inverse.is_wide) {
-    const double below = (double)canonical(logit) - (double)largest;
-    const double exponent = below == 0.0 ? 0.0 : below * inverse.wide;  // whatever the temperature
-    if (!(exponent > -104.0)) return 0.0f;
-    const float high = (float)exponent;
-    return expf(high) * (1.0f + (float)(exponent - (double)high));
-  }
+// exp((logit - largest) * inverse), inverse = 1 / temperature; `largest` is no subnormal
+__device__ __forceinline__ float weight(float logit, float largest, Pair inverse) {
   const float below = __fsub_rn(logit, largest);
   if (below == 0.0f) return 1.0f;
   const float exponent = __fmul_rn(below, inverse.high);
@@ -115,6 +99,15 @@ __device__ __forceinline__ float weight(float logit, float largest, const Invers
   const float below_low = __fsub_rn(__fsub_rn(logit, __fsub_rn(below, back)), __fadd_rn(largest, back));
   const float low = fmaf(below, inverse.high, -exponent) + below * inverse.low + below_low * inverse.high;
   return expf(exponent) * (1.0f + low);
+}
+
+// The same where the difference or its product may leave the range of float32.
+__device__ __forceinline__ float weight(float logit, float largest, double inverse) {
+  const double below = (double)canonical(logit) - (double)largest;
+  const double exponent = below == 0.0 ? 0.0 : below * inverse;  // whatever the temperature
+  if (!(exponent > -104.0)) return 0.0f;
+  const float high = (float)exponent;
+  return expf(high) * (1.0f + (float)(exponent - (double)high));
 }
 
 __device__ __forceinline__ double warp_sum(double x) {
@@ -132,9 +125,9 @@ __device__ __forceinline__ double sum_up_to_lane(double x) {
 }
 
 // The id drawn from a row whose segments have these sums; called by one warp.
-template <class T>
+template <class T, class Inverse>
 __device__ __forceinline__ int draw(const T* logits, int V, const double* segment_sums, int segment_size, double u,
-                                    float largest, const Inverse& inverse) {
+                                    float largest, Inverse inverse) {
   const int lane = threadIdx.x % WARP_SIZE;
   double of_lane = 0.0;
   for (int i = 0; i < SEGMENTS_PER_LANE; ++i) of_lane += segment_sums[lane * SEGMENTS_PER_LANE + i];
@@ -174,6 +167,27 @@ __device__ __forceinline__ int draw(const T* logits, int V, const double* segmen
   return token;
 }
 
+// The id drawn from a row, for the threads of the first warp; called by the block.
+template <class T, class Inverse>
+__device__ __forceinline__ int sample(const T* logits, int V, double* segment_sums, double u, float largest,
+                                      Inverse inverse) {
+  const int lane = threadIdx.x % WARP_SIZE;
+  const int segment_size = ((V + SEGMENTS - 1) / SEGMENTS + WARP_SIZE - 1) / WARP_SIZE * WARP_SIZE;
+
+  // every warp sums segments
+  for (int segment = threadIdx.x / WARP_SIZE; segment < SEGMENTS; segment += blockDim.x / WARP_SIZE) {
+    const int end = min((segment + 1) * segment_size, V);
+    double sum = 0.0;
+#pragma unroll 8
+    for (int id = segment * segment_size + lane; id < end; id += WARP_SIZE)
+      sum += (double)weight(to_float(logits[id]), largest, inverse);
+    if (segment * segment_size < V) sum = warp_sum(sum);
+    if (lane == 0) segment_sums[segment] = sum;
+  }
+  __syncthreads();
+  return threadIdx.x < WARP_SIZE ? draw(logits, V, segment_sums, segment_size, u, largest, inverse) : -1;
+}
+
 template <class T>
 __global__ void __launch_bounds__(512, 2)
     sample_targets(const T* __restrict__ target_logits, const float* __restrict__ uniforms_f32,
@@ -183,7 +197,6 @@ __global__ void __launch_bounds__(512, 2)
                    long long request_stride, long long node_stride) {
   const int request = blockIdx.x / N;  // 0..B-1
   const int node = blockIdx.x % N;     // 0..N-1
-  const int lane = threadIdx.x % WARP_SIZE;
   __shared__ unsigned long long totals_scratch[2 * WARP_SIZE];
   __shared__ double segment_sums[SEGMENTS];
   BlockTotals totals = {totals_scratch, 0};
@@ -199,23 +212,15 @@ __global__ void __launch_bounds__(512, 2)
   double temperature = temperature_of_all;
   if (temperatures_f32 != nullptr) temperature = widened(temperatures_f32[request]);
   if (temperatures_f64 != nullptr) temperature = temperatures_f64[request];
-  const Inverse inverse = inverse_of(temperature);
-
-  // every warp sums segments
-  const int segment_size = ((V + SEGMENTS - 1) / SEGMENTS + WARP_SIZE - 1) / WARP_SIZE * WARP_SIZE;
-  for (int segment = threadIdx.x / WARP_SIZE; segment < SEGMENTS; segment += blockDim.x / WARP_SIZE) {
-    const int end = min((segment + 1) * segment_size, V);
-    double sum = 0.0;
-#pragma unroll 8
-    for (int id = segment * segment_size + lane; id < end; id += WARP_SIZE)
-      sum += (double)weight(to_float(logits[id]), largest, inverse);
-    if (segment * segment_size < V) sum = warp_sum(sum);
-    if (lane == 0) segment_sums[segment] = sum;
-  }
-  __syncthreads();
-
-  if (threadIdx.x >= WARP_SIZE) return;
+  const double inverse = 1.0 / temperature;
   const double u = uniforms_f64 != nullptr ? uniforms_f64[blockIdx.x] : (double)uniforms_f32[blockIdx.x];
-  const int token = draw(logits, V, segment_sums, segment_size, u, largest, inverse);
-  if (lane == 0) token_ids[blockIdx.x] = token;
+
+  int token;
+  if (temperature >= 0x1p-100 && temperature <= 0x1p100) {
+    const float high = (float)inverse;
+    token = sample(logits, V, segment_sums, u, largest, Pair{high, (float)(inverse - (double)high)});
+  } else {
+    token = sample(logits, V, segment_sums, u, largest, inverse);
+  }
+  if (threadIdx.x == 0) token_ids[blockIdx.x] = token;
 }

@@ -86,12 +86,14 @@ def test_greedy_targets_counts_subnormals(backend):
     assert backend(greedy_targets, row).tolist() == [1, 1]
 
 
-FUNCTIONS = {
-    "greedy_targets": greedy_targets,
-    "sample_targets": lambda logits, **options: sample_targets(
-        logits, np.full(logits.shape[:-1], 0.5), temperature=1.0, **options
-    ),
-}
+def sample_medians(logits, **options):
+    """Draw with u = 0.5 in the array library of the logits."""
+    uniforms = logits[..., 0].astype(np.float32)
+    uniforms[...] = 0.5
+    return sample_targets(logits, uniforms, temperature=1.0, **options)
+
+
+FUNCTIONS = {"greedy_targets": greedy_targets, "sample_targets": sample_medians}
 BAD = {"NaN": [0, np.nan, 1], "all -inf": [-np.inf] * 3, "NaN alone": [np.nan, -np.inf, -np.inf]}
 
 
