@@ -73,11 +73,12 @@ struct Fragments {
   unsigned b[2];
 };
 // The exponent by which a tensor core aligns a number of type T: that of the smallest normal one for subnormal ones,
-// and for 0 one below all others.
+// and for 0 one below all others. Sums with NaN or inf are not aligned, so any number will do for these.
 template <class T>
 inline int aligned_exponent(float x) {
   const int least = std::is_same<T, __half>::value ? -14 : -126;
-  return x == 0 ? -400 : ilogb(x) > least ? ilogb(x) : least;
+  if (x == 0 || !isfinite(x)) return -400;
+  return ilogb(x) > least ? ilogb(x) : least;
 }
 
 // What a tensor core of sm_90 makes of 16 products and an accumulator, `largest` being the largest of their exponents:
