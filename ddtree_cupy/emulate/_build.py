@@ -241,7 +241,7 @@ def static_shared_bytes(library: Path) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     table = _call(["objdump", "--syms", "--demangle", str(library)]).stdout
     for size, symbol in re.findall(r" O emu_shared\t([0-9a-f]+)\s+(.*)$", table, re.MULTILINE):
-        owner, _, name = symbol.replace("(anonymous namespace)::", "").rpartition("::")
+        owner, _, name = symbol.replace("(anonymous namespace)::", "").replace("[abi:emu_shared]", "").rpartition("::")
         found.setdefault(owner, {})[name] = int(size, 16)
     return found
 

@@ -149,6 +149,19 @@ def test_extern_c_block_and_kernels_named_like_libc():
         assert y[0] == 1 + (name == "write")
 
 
+def test_statics_keep_their_values_between_launches():
+    code = """__device__ int call() { static int calls; return ++calls; }
+    template <class T> __device__ T call_template() { static T calls; return ++calls; }
+    extern "C" __global__ void k(int* y) {
+      static int calls;
+      y[0] = ++calls, y[1] = call(), y[2] = call_template<int>();
+    }"""
+    function, y = emulate.Module(code).get_function("k"), np.zeros(3, np.int32)
+    for launch in (1, 2):
+        function((1,), (1,), (y,))
+        assert y.tolist() == [launch] * 3
+
+
 def test_path_and_includes(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.cuh").write_text("#pragma once\n#define A 4\n")

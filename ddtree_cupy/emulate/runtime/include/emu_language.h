@@ -25,8 +25,8 @@
 #define __align__(n) __attribute__((aligned(n)))
 // All shared objects share one section, so that the runtime can poison them between blocks. The kernel text sits in an
 // unnamed namespace: without it, g++ refuses the section for statics of templates. Within it, g++ ignores the section
-// there, and emu_shared.ld puts them into it.
-#define __shared__ static __attribute__((section("emu_shared"), used))
+// there, and emu_shared.ld puts them into it by the tag in their names.
+#define __shared__ static __attribute__((section("emu_shared"), used, abi_tag("emu_shared")))
 #define EMU_DYNAMIC_SHARED(name, ...) __VA_ARGS__* name = static_cast<__VA_ARGS__*>(emu_ctx.dynamic_shared)
 extern "C" char __start_emu_shared[] __attribute__((weak, visibility("hidden")));
 extern "C" char __stop_emu_shared[] __attribute__((weak, visibility("hidden")));
