@@ -96,7 +96,7 @@ def _read(name: str, search: tuple[Traversable, ...]) -> str | None:
     for folder in search:
         candidate = folder.joinpath(*name.split("/"))
         if candidate.is_file():
-            return candidate.read_text(encoding="utf-8")
+            return candidate.read_bytes().decode("utf-8", "replace")  # comments may be of another encoding
     return None
 
 

@@ -94,7 +94,9 @@ def _call(command: list[str]) -> "subprocess.CompletedProcess[str]":
     # A preloaded sanitizer would run, and complain, inside the compiler.
     clean = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     clean["LC_ALL"] = "C"
-    return subprocess.run(command, capture_output=True, text=True, env=clean, check=False)
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="surrogateescape", env=clean, check=False
+    )
 
 
 def sanitizer_environment(kind: str) -> dict[str, str]:
@@ -188,7 +190,7 @@ def _build_runtime(compiler: Compiler, kind: str, folder: Path) -> Path:
 
 @functools.cache
 def _runtime_text() -> str:
-    return "\0".join(p.read_text() for p in sorted(RUNTIME.rglob("*")) if p.suffix in (".h", ".cpp", ".ld"))
+    return "\0".join(p.read_text("utf-8") for p in sorted(RUNTIME.rglob("*")) if p.suffix in (".h", ".cpp", ".ld"))
 
 
 def _is_usable(library: Path) -> bool:
@@ -206,12 +208,17 @@ def _seal(content: bytes) -> bytes:
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return hashlib.sha256(_bytes("\0".join(parts))).hexdigest()[:24]
+
+
+def _bytes(text: str) -> bytes:
+    """Encode a source, whatever the locale; the name of a file in it may hold any bytes."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _write(path: Path, text: str) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(text)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        file.write(_bytes(text))
     os.replace(file.name, path)
 
 

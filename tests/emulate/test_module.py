@@ -162,6 +162,36 @@ def test_statics_keep_their_values_between_launches():
         assert y.tolist() == [launch] * 3
 
 
+LOADS_ANY_NAME = """
+import os
+from pathlib import Path
+from ddtree_cupy import emulate
+from ddtree_cupy.errors import CompileError
+good = "extern \\"C\\" __global__ void k(int* y) { y[0] = 1; }  // größer"
+for name, code in ((b"gr\\xc3\\xb6.cu", good.encode()), (b"\\xff.cu", good.encode("latin-1"))):
+    path = Path(os.fsdecode(name))
+    path.write_bytes(code)
+    emulate.Module(path)
+    path.write_bytes(code.replace(b"1;", b"undefined;"))
+    try:
+        emulate.Module(path)
+    except CompileError as error:
+        assert "was not declared" in str(error)
+    else:
+        raise AssertionError
+emulate.Module(good)
+"""
+
+
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_sources_and_their_names_may_hold_any_characters(locale, tmp_path):
+    variables = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", LOADS_ANY_NAME.encode("ascii", "backslashreplace").decode()]
+    child = subprocess.run(command, env=os.environ | variables, cwd=tmp_path, capture_output=True, check=False)
+    assert child.returncode == 0, child.stderr
+
+
 def test_path_and_includes(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.cuh").write_text("#pragma once\n#define A 4\n")
