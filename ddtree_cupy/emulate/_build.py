@@ -160,6 +160,16 @@ def build(text: str, options: tuple[str, ...]) -> Path:
     """
     compiler, kind = find_compiler(), env.sanitizer()
     _check_preloaded(kind)
+    try:
+        return _build(text, options, compiler, kind)
+    except OSError as error:
+        raise EmulatorError(
+            f"ddtree_cupy.emulate: the folder of compiled kernels cannot be used ({error}); mend that or set "
+            "DDTREE_CACHE_DIR to another folder"
+        ) from error
+
+
+def _build(text: str, options: tuple[str, ...], compiler: Compiler, kind: str) -> Path:
     folder = env.private_folder(env.cache_dir() / "emulate")
     runtime = _build_runtime(compiler, kind, folder)
     flags = [*_FLAGS, *compiler.extra_flags, *_SANITIZE_FLAGS[kind], f"-I{RUNTIME / 'include'}", *options]

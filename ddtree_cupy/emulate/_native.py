@@ -56,8 +56,14 @@ class NativeModule:
     """A compiled module: its kernel table, and how to launch with the runtime it is bound to."""
 
     def __init__(self, library: Path) -> None:
-        with LAUNCH_LOCK:
-            self.library = ctypes.CDLL(str(library))
+        try:
+            with LAUNCH_LOCK:
+                self.library = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise EmulatorError(
+                f"ddtree_cupy.emulate: a compiled kernel cannot be loaded ({error}); set DDTREE_CACHE_DIR to another "
+                "folder, of a file system that is not mounted noexec"
+            ) from error
         # Found through the library: with several cache folders, the loader may have bound it to the runtime of another
         # one, and only that runtime's threads are those the kernels see.
         self._run = self.library.emu_run

@@ -184,6 +184,34 @@ def test_damaged_libraries_are_built_again(cache, damage):
     assert all(stat.S_IMODE(library.stat().st_mode) == 0o700 for library in libraries)
 
 
+def write_file(path):
+    path.write_text("")
+
+
+def link_to_nothing(path):
+    path.symlink_to("nothing")
+
+
+@pytest.mark.parametrize("make", [write_file, link_to_nothing, os.mkfifo])
+def test_what_is_not_a_folder_is_refused_in_words(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("DDTREE_CACHE_DIR", str(tmp_path))
+    make(tmp_path / "emulate")
+    with pytest.raises(EmulatorError, match=rf"cannot be used \(.*{tmp_path}/emulate'\).*DDTREE_CACHE_DIR to another"):
+        launch()
+
+
+def test_libraries_that_cannot_be_read_or_loaded_are_refused_in_words(cache, tmp_path, monkeypatch):
+    library = library_of(cache, "kernel")
+    library.unlink()
+    library.mkdir(0o700)
+    with pytest.raises(EmulatorError, match=rf"cannot be used \(.*{library}'\)"):
+        launch()
+    monkeypatch.setenv("DDTREE_CACHE_DIR", str(tmp_path / "$ORIGIN"))  # the loader expands it
+    shutil.copytree(cache, tmp_path / "$ORIGIN")
+    with pytest.raises(EmulatorError, match=r"cannot be loaded \(.*DDTREE_CACHE_DIR to another folder"):
+        launch(2)
+
+
 def test_a_cache_folder_may_begin_with_a_dash(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DDTREE_CACHE_DIR", "-Wl")
