@@ -166,6 +166,12 @@ def test_a_warp_may_wait_for_another_one_in_a_loop(seed):
     assert run(body, seed=seed, blocks=2).all()
 
 
+@pytest.mark.parametrize("seed", [1, 2**64 - 1, 1_018_231_460_777_725_123])
+def test_no_seed_stops_the_random_numbers(seed):
+    """The last seed times the factor of the generator, plus 1, is 0 modulo 2**64."""
+    assert len(set(run("x[threadIdx.x] = emu_random() % 1000003;", threads=8, n=8, seed=seed))) == 8
+
+
 def test_blocks_run_backwards_for_odd_seeds():
     body = "if (threadIdx.x == 0) x[0] = blockIdx.x;"
     assert run(body, blocks=5, seed=2)[0] == 4

@@ -224,7 +224,7 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   S.args = args;
   S.failed = false;
   S.switches = 0;
-  S.random_state = l.seed * 0x9E3779B97F4A7C15ull + 1;
+  S.random_state = std::max<uint64_t>(l.seed * 0x9E3779B97F4A7C15ull + 1, 1);  // from 0, all numbers would be 0
   S.host_stack = HostStack();
   uint64_t blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
   S.num_threads = n;

@@ -138,8 +138,6 @@ static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where 
   return barrier;
 }
 
-// Orders nothing for TSan: every arrival has released, and only those who wait acquire, so that a thread that merely
-// arrives (bar.arrive) is ordered after nobody, even if it is the last.
 static void run_on_deposits(const NamedBarrier& barrier, void (*fn)(void** deposits, unsigned count)) {
   void* deposits[1024];
   unsigned n = 0;
@@ -148,6 +146,8 @@ static void run_on_deposits(const NamedBarrier& barrier, void (*fn)(void** depos
   fn(deposits, n);
 }
 
+// Orders nothing for TSan: every arrival has released, and only those who wait acquire, so that a thread that merely
+// arrives (bar.arrive) is ordered after nobody, even if it is the last.
 static void complete_named(int id, NamedBarrier& barrier) {
   barrier.arrived = 0;
   memset(barrier.deposits, 0, sizeof barrier.deposits);
@@ -165,8 +165,8 @@ EMU_API int emu_syncthreads(emu_where where, int kind, int predicate) {
   if (S.launch->strict && B->alive != S.num_threads)
     emu_fail(where, "__syncthreads after %u threads of the block left the kernel", S.num_threads - B->alive);
   if (B->named[0].arrived)
-    emu_fail(where, "__syncthreads is named barrier 0, where %u of %u threads arrived at %s:%d", B->named[0].arrived,
-             B->named[0].count, B->named[0].where.file, B->named[0].where.line);
+    emu_fail(where, "__syncthreads is named barrier 0, where %u threads arrived at %s:%d", B->named[0].arrived,
+             B->named[0].where.file, B->named[0].where.line);
   if (!b.arrived) {
     b.where = where;
     b.kind = kind;
