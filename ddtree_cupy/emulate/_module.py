@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ddtree_cupy._compile.sources import expand, expand_text
 from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
 from ddtree_cupy.emulate._build import build, static_shared_bytes
@@ -145,7 +147,7 @@ class Function:
         """
         sizes = _dimensions("grid", grid)
         threads = _dimensions("block", block)
-        if not 0 <= shared_mem <= MAX_SHARED_BYTES:
+        if not isinstance(shared_mem, int | np.integer) or not 0 <= shared_mem <= MAX_SHARED_BYTES:
             raise UnsupportedError(f"{self.name}: {shared_mem} bytes of shared memory, at most {MAX_SHARED_BYTES}")
         schedule = current_seed() if seed is None else checked_seed(self.name, seed)
         pointers, keep = pack(self.name, self.parameters, tuple(args), strided=strided)
@@ -178,11 +180,11 @@ def _check_static_shared(file: str, bytes_of: dict[str, dict[str, int]]) -> None
 
 
 def _dimensions(name: str, given: tuple[int, ...]) -> tuple[int, int, int]:
-    sizes = tuple(int(size) for size in given)
-    if not 1 <= len(sizes) <= 3 or any(not 0 <= size < 2**32 for size in sizes):
-        raise ArgumentError(f"`{name}` is {given}, expected one to three sizes")
-    padded = (*sizes, 1, 1)
-    return padded[0], padded[1], padded[2]
+    if isinstance(given, tuple | list) and 1 <= len(given) <= 3:
+        sizes = (*given, 1, 1)
+        if all(isinstance(size, int | np.integer) and 0 <= size < 2**32 for size in sizes):
+            return int(sizes[0]), int(sizes[1]), int(sizes[2])
+    raise ArgumentError(f"`{name}` is {given!r}, expected a tuple of one to three integers, 0 <= size < 2**32")
 
 
 def _compiler_options(options: Sequence[str]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
     Raises
     ------
     DTypeError, ArgumentError
-        `seed` is not an integer, or not in 0 <= seed < 2**64.
+        `seed` is not an integer, or not in 0 <= seed < 2**64; `cut_sums` is not a bool.
     UnsupportedError
         No C++ compiler, or not Linux; see `available`.
 
@@ -50,8 +50,10 @@ def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
     from ddtree_cupy.emulate._build import find_compiler
 
     checked = checked_seed("emulate.active", seed)
+    if not isinstance(cut_sums, bool | np.bool_):
+        raise DTypeError(f"emulate.active: `cut_sums` is {cut_sums!r}, expected True or False")
     find_compiler()
-    tokens = _SEED.set(checked), _CUT_SUMS.set(cut_sums)
+    tokens = _SEED.set(checked), _CUT_SUMS.set(bool(cut_sums))
     try:
         yield
     finally:

@@ -112,6 +112,11 @@ def test_wrong_number_of_arguments_and_bad_launches(scale):
         scale((1, 70000), (4,), good)
     with pytest.raises(UnsupportedError, match="300000 bytes of shared memory"):
         scale((1,), (4,), good, 300_000)
+    with pytest.raises(UnsupportedError, match=r"10\.5 bytes of shared memory"):
+        scale((1,), (4,), good, 10.5)
+    for odd in (1, (), (1, 1, 1, 1), (1.5,), ("1",), (-1,), (2**32,)):
+        with pytest.raises(ArgumentError, match=rf"`grid` is {re.escape(repr(odd))}, expected a tuple of one to three"):
+            scale(odd, (4,), good)
     scale((0,), (4,), good)
     assert not y.any()
 
@@ -245,6 +250,18 @@ def test_seeds_that_are_no_schedule_are_rejected(scale, seed):
     if seed is not None:  # None: the seed of the enclosing `active`
         with pytest.raises(error, match=f"scale: {message}"):
             call(scale, seed=seed)
+
+
+@pytest.mark.parametrize("cut_sums", ["no", None, 2, 1.5])
+def test_active_rejects_what_is_no_bool(cut_sums):
+    with pytest.raises(DTypeError, match=f"emulate.active: `cut_sums` is {cut_sums!r}, expected True or False"):
+        emulate.active(cut_sums=cut_sums).__enter__()
+
+
+@pytest.mark.parametrize("cut_sums", [True, np.False_])
+def test_active_takes_bools(scale, cut_sums):
+    with emulate.active(cut_sums=cut_sums):
+        call(scale)
 
 
 def test_seeds_may_be_numpy_integers(scale):
