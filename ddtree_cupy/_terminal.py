@@ -62,8 +62,9 @@ def run_command(name: str, run: Callable[[], int]) -> int:
             sys.stdout.flush()
         return code
     except OSError as error:
-        if not error.filename:  # our own output: let the interpreter not try again at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not error.filename and sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
+            # It was our own output: the interpreter must not try again at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
         if isinstance(error, BrokenPipeError) and not error.filename:
             return EXIT_FAILED  # the reader went away; nothing is left to say
         said = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"

@@ -1,5 +1,6 @@
 """What commands print: nothing that a terminal would obey, nothing that a locale would refuse."""
 
+import io
 import os
 import subprocess
 import sys
@@ -146,6 +147,16 @@ def test_output_that_cannot_be_written_is_one_sentence(tmp_path):
     found = subprocess.run(command, env=variables, stdout=write_end, stderr=subprocess.PIPE, check=False)
     os.close(write_end)
     assert (found.returncode, found.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("stdout", [io.StringIO(), None], ids=["notebook", "none"])
+def test_errors_without_a_file_are_one_sentence_whatever_the_output(stdout, monkeypatch, capsys):
+    def run():
+        raise OSError("no more handles")
+
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert run_command("ddtree", run) == 1
+    assert capsys.readouterr().err == "ddtree: no more handles\n"
 
 
 def test_a_command_without_memory_says_so(capsys):
