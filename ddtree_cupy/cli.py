@@ -230,9 +230,9 @@ def _tree(options: argparse.Namespace) -> int:
 
 
 def _load_logits(file: Path) -> Any:
+    if file.exists() and not file.is_file():  # to open a FIFO would be to wait for its writer
+        raise ArgumentError(f"{file} is not a regular file, expected a .npy or .npz file")
     with file.open("rb") as stream:
-        if not file.is_file():
-            raise ArgumentError(f"{file} is not a regular file, expected a .npy or .npz file")
         if stream.peek(2)[:2] != b"PK":  # not a zip archive
             try:
                 return read_array(stream, os.fstat(stream.fileno()).st_size, "array")

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 import tracemalloc
 import zipfile
@@ -146,6 +148,15 @@ def read_logits(path):
 
 
 READERS = [read_weights, read_traces, read_logits]
+
+
+def test_reading_logits_never_waits_for_the_writer_of_a_fifo(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-m", "ddtree_cupy", "tree", str(fifo)]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=30)
+    assert found.stderr == f"ddtree: {fifo} is not a regular file, expected a .npy or .npz file\n"
 
 
 def write_valid(read, path):
