@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from ddtree_cupy.containers import DraftTree
+from ddtree_cupy.tree_attention.versions import VERSIONS
 
 Array = Any
 
@@ -51,7 +52,7 @@ CURVE_SIZES = tuple(
         )
     )
 )
-VARIANTS = ("v1_three_phase", "v2_split_kv", "v3_mma")
+VARIANTS = tuple(reversed(VERSIONS))  # from the readable version to the one that "auto" prefers
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def all_cases(pattern: str = "", *, tree_sizes: bool = False, curves: bool = Fal
     With `tree_sizes` those of tree_attention by nodes, with `curves` by nodes, heads, context and batch in turn.
     """
     if tree_sizes or curves:
-        cases = list(_attention_cases(VARIANTS[1:], CURVE_SIZES if curves else TREE_SIZES))
+        any_length = tuple(name for name in VARIANTS if VERSIONS[name].TRAITS.any_length)
+        cases = list(_attention_cases(any_length, CURVE_SIZES if curves else TREE_SIZES))
     else:
         cases = [*_build_cases(), *_attention_cases(VARIANTS, ATTENTION_SIZES), *_accept_cases()]
     return [case for case in cases if pattern in f"{case.op} {case.name} {case.variant}"]

@@ -10,7 +10,7 @@ from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.tree_attention import kernel, reference
-from ddtree_cupy.tree_attention.kernel_call import Call
+from ddtree_cupy.tree_attention.call import Call
 
 Array = Any
 

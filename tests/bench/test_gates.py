@@ -10,6 +10,7 @@ import pytest
 from ddtree_cupy import emulate
 from ddtree_cupy.bench import attention, cases, others
 from ddtree_cupy.explore import CostTable, MeasuredCost
+from ddtree_cupy.tree_attention.versions import VERSIONS
 
 PREPARED = {
     "top_candidates": lambda: others.prepare_top_candidates(1, 8),
@@ -96,4 +97,5 @@ def test_curves_vary_one_size_at_a_time_and_cross_the_edges_of_tiles():
     for heads in (8, 64):
         assert {(1, heads, nodes, 8_192) for nodes in (63, 64, 65)} <= sizes
         assert {(1, heads, 64, context) for context in (128, 262_144, 8_128 - 1, 8_128 + 1)} <= sizes
-    assert {case.variant for case in cases.all_cases(curves=True)} == {"v2_split_kv", "v3_mma"}
+    any_length = {name for name, version in VERSIONS.items() if version.TRAITS.any_length}
+    assert {case.variant for case in cases.all_cases(curves=True)} == any_length

@@ -6,9 +6,8 @@ import pytest
 
 import ddtree_cupy  # noqa: F401  (registers the specs)
 from ddtree_cupy._compile import nvrtc, registered_specs, resources, signature, source_root
-from ddtree_cupy.tree_attention import kernel as attention
-from ddtree_cupy.tree_attention import kernel_mma as mma
-from ddtree_cupy.tree_attention import kernel_specs as attention_specs
+from ddtree_cupy.tree_attention import call
+from ddtree_cupy.tree_attention.versions import v2_split_kv, v3_mma
 from ddtree_cupy.tree_build import kernel_specs as build_specs
 
 WORKS, REASON = nvrtc.available()
@@ -39,16 +38,16 @@ def test_every_source_has_a_registered_kernel():
 
 V2, V3 = "tree_attention/v2_slices.cuh", "tree_attention/v3_layout.cuh"
 CONSTANTS = [
-    (V2, "WARPS", attention_specs.WARPS),
-    (V2, "TILE", attention_specs._TILE),
-    (V2, "LEAST_KEYS", attention._LEAST_KEYS),
-    (V2, "MOST_KEYS", attention._MOST_KEYS),
-    (V2, "BLOCKS_WANTED", attention._BLOCKS_WANTED),
-    (V3, "FOLD_KEYS", mma.FOLD_KEYS),
-    (V3, "THREADS", mma.THREADS),
-    ("tree_attention/v3_merge.cu", "MERGED_ROWS", mma.MERGED_ROWS),
-    ("tree_attention/v3_schedule.cuh", "TILE_ROWS", mma.TILE_ROWS),
-    *(("common/visibility.cuh", f"KEYS_{name.upper()}", value) for name, value in attention_specs.KEYS.items()),
+    (V2, "WARPS", v2_split_kv.WARPS),
+    (V2, "TILE", v2_split_kv.TILE),
+    (V2, "LEAST_KEYS", v2_split_kv.LEAST_KEYS),
+    (V2, "MOST_KEYS", v2_split_kv.MOST_KEYS),
+    (V2, "BLOCKS_WANTED", v2_split_kv.BLOCKS_WANTED),
+    (V3, "FOLD_KEYS", v3_mma.FOLD_KEYS),
+    (V3, "THREADS", v3_mma.THREADS),
+    ("tree_attention/v3_merge.cu", "MERGED_ROWS", v3_mma.MERGED_ROWS),
+    ("tree_attention/v3_schedule.cuh", "TILE_ROWS", v3_mma.TILE_ROWS),
+    *(("common/visibility.cuh", f"KEYS_{name.upper()}", value) for name, value in call.KEYS.items()),
     ("tree_build/best_first.cu", "WIDTHS", build_specs.WIDTHS),
     ("tree_build/top_candidates.cu", "ITEMS", build_specs.ITEMS),
     ("tree_build/topology.cu", "WARPS", build_specs.NODES_PER_BLOCK),

@@ -32,14 +32,13 @@ ALLOWED = {
     "emulate": {"errors", "_check", "_compile"},
     **{f"{op}.reference": CONTAINERS for op in OPS},
     **{f"{op}.kernel": KERNEL | {f"{op}.kernel_specs"} for op in OPS},
-    "tree_attention.kernel": KERNEL | {f"tree_attention.kernel_{part}" for part in ("specs", "call", "mma")},
-    "tree_attention.kernel_call": {"containers"},
-    "tree_attention.kernel_mma": KERNEL | {"tree_attention.kernel_specs", "tree_attention.kernel_call"},
+    "tree_attention.call": {"containers", "_compile"},
+    "tree_attention.versions": {"_topology", "_compile", "tree_attention.call"},
+    "tree_attention.kernel": KERNEL | {"tree_attention.call", "tree_attention.versions"},
     **{f"{op}.kernel_specs": {"_compile", "_topology"} for op in OPS},
     **{f"{op}._arguments": CONTAINERS | {"_dispatch", "_overlap"} for op in OPS},
     **{
-        f"{op}.api": KERNEL
-        | {"_dispatch", *(f"{op}.{part}" for part in ("reference", "kernel", "kernel_call", "_arguments"))}
+        f"{op}.api": KERNEL | {"_dispatch", *(f"{op}.{part}" for part in ("reference", "kernel", "call", "_arguments"))}
         for op in OPS
     },
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
@@ -125,6 +124,19 @@ def test_import_pulls_in_numpy_only():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "['ddtree_cupy']"
+
+
+def test_versions_are_registered_and_named_as_their_sources():
+    """A version's module sees no other version: what two of them need is in `common.py`."""
+    from ddtree_cupy.tree_attention.versions import VERSIONS
+
+    folder = PACKAGE / "tree_attention" / "versions"
+    assert {path.stem for path in folder.glob("*.py")} == {"__init__", "common", *VERSIONS}
+    for name, version in VERSIONS.items():
+        assert version.__name__ == f"ddtree_cupy.tree_attention.versions.{name}"
+        assert (PACKAGE.parent / "cuda_src" / "tree_attention" / f"{name}.cu").is_file()
+        own = [found for found, _ in imports(folder / f"{name}.py") if ".versions." in found]
+        assert own == ["ddtree_cupy.tree_attention.versions.common"]
 
 
 def test_rules_cover_every_module():

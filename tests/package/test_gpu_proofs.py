@@ -20,11 +20,11 @@ from ddtree_cupy import (
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.backends import Backend
+from ddtree_cupy.tree_attention.versions import VERSIONS
 
 pytestmark = pytest.mark.gpu
 
 GPU = Backend("cupy")
-VERSIONS = ["v1_three_phase", "v2_split_kv", "v3_mma"]
 CAPACITY, HEADS, WIDTH, ROPE, VOCAB = 40, 4, 64, 16, 500
 
 
@@ -148,7 +148,12 @@ def test_capture_without_buffers_is_rejected():
 
 @pytest.mark.parametrize(
     ("variant", "dtype"),
-    [("v2_split_kv", np.dtype(np.float32)), ("v2_split_kv", BFLOAT16), ("v3_mma", BFLOAT16)],
+    [
+        (name, dtype)
+        for name, version in VERSIONS.items()
+        for dtype in (np.dtype(np.float32), BFLOAT16)
+        if version.TRAITS.any_length and dtype.name in version.TRAITS.dtypes
+    ],
     ids=str,
 )
 def test_versions_match_oracle_at_200_000_keys(variant, dtype):

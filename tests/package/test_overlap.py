@@ -29,6 +29,7 @@ from ddtree_cupy._overlap import MOST_WORK, Place, overlap
 from ddtree_cupy.errors import ArgumentError, LayoutError
 from ddtree_cupy.testing import assert_identical, unchanged
 from ddtree_cupy.testing.backends import Backend
+from ddtree_cupy.tree_attention.versions import VERSIONS
 from tests.oracles import logical_row
 from tests.tree_accept.cases import result_of
 
@@ -366,14 +367,14 @@ def test_results_over_each_other_are_refused_on_every_backend(host):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["v1_three_phase", "v2_split_kv", "v3_mma", "auto"])
+@pytest.mark.parametrize("variant", [*VERSIONS, "auto"])
 @pytest.mark.parametrize("context", [3, 700])
 def test_tree_attention_is_identical_with_out_over_q_nope(backend, variant, dtype, context):
     """Every query row is read before its result is written, in rows of one and of several slices."""
     if backend.name == "numpy" and variant != "auto":
         pytest.skip("a version is a kernel's")
-    if variant == "v3_mma" and dtype == np.float32:
-        pytest.skip("v3_mma takes 16-bit types")
+    if variant != "auto" and np.dtype(dtype).name not in VERSIONS[variant].TRAITS.dtypes:
+        pytest.skip("this version takes other dtypes")
     rng = np.random.default_rng(context)
     tree = DraftTree.from_parents([7, 10, 20, 11, 3], [-1, 0, 1, 0, 2])
     ckv, kpe = (rng.standard_normal((context + 5, width)).astype(dtype) for width in (64, 16))

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from tree_attention.cases import BFLOAT16, build, recipes, tree_case
 
 from ddtree_cupy import DraftTree, PagedKV, merge_states, tree_attention
+from ddtree_cupy._compile.memory import shared_limit
 from ddtree_cupy.testing import assert_identical, lse_floor, out_floor
 from ddtree_cupy.testing.backends import Backend
-from ddtree_cupy.tree_attention import kernel_mma
+from ddtree_cupy.tree_attention.versions import VERSIONS, v3_mma
 
 VALUES = [np.nan, np.inf, -np.inf]
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
@@ -17,7 +18,7 @@ REFERENCE = pytest.param(Backend("numpy"), "reference", id="numpy")
 KERNELS = [
     pytest.param(Backend(name), variant, marks=mark, id=f"{name}-{variant}")
     for name, mark in (("emulate", pytest.mark.emulate), ("cupy", pytest.mark.gpu))
-    for variant in ("v1_three_phase", "v2_split_kv", "v3_mma")
+    for variant in VERSIONS
 ]
 everywhere = pytest.mark.parametrize(("backend", "variant"), [REFERENCE, *KERNELS])
 
@@ -39,7 +40,7 @@ def spoil(case, spoilt):
     return sees
 
 
-def assert_spoilt_alone(case, spoilt, attend, keys="all", *, is_v3=False):
+def assert_spoilt_alone(case, spoilt, attend, keys="all", *, on_tensor_cores=False):
     """Judge a case after `spoil`: rows that hide every spoilt key are those of the clean case, others by where NaN is.
 
     v3 weighs a tile that hides NaN or inf without tensor cores, and two rows of a lane share how scores are rounded.
@@ -54,7 +55,7 @@ def assert_spoilt_alone(case, spoilt, attend, keys="all", *, is_v3=False):
         np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
     if keys != "context" and all(column < out.shape[-1] for _, _, column, _ in spoilt):  # else a score may be -inf
         assert np.isnan(out[sees].astype(np.float32)).any(axis=-1).all()
-    if is_v3:
+    if on_tensor_cores:
         errors = np.abs(out[~sees].astype(np.float64) - clean[0][~sees].astype(np.float64))
         assert errors.max(initial=0) <= out_floor(out.dtype, clean[0], None)
         lse, of_clean = lse[~sees], clean[1][~sees]
@@ -70,7 +71,7 @@ def assert_spoilt_alone(case, spoilt, attend, keys="all", *, is_v3=False):
 @pytest.mark.parametrize("value", VALUES)
 def test_hidden_values_stay_hidden_in_the_smallest_tree(backend, variant, dtype, value):
     """Two children of a root, one of which holds NaN or inf (0 * NaN of pytorch#101967)."""
-    if backend.name != "numpy" and (dtype == np.float64 or (dtype.itemsize == 4 and variant == "v3_mma")):
+    if backend.name != "numpy" and dtype.name not in VERSIONS[variant].TRAITS.dtypes:
         pytest.skip("this version takes other dtypes, as test_kernels.py shows")
     tree = DraftTree.from_parents([7, 8, 9], [-1, 0, 0])
     ckv, q_nope = np.ones((3, 64), dtype), np.ones((3, 1, 64), dtype)
@@ -97,7 +98,7 @@ def test_hidden_values_stay_hidden_in_the_smallest_tree(backend, variant, dtype,
     data=st.data(),
 )
 def test_tree_attention_never_reads_what_hidden_nodes_hold(backend, variant, recipe, dtype, keys, seed, data):
-    if variant == "v3_mma" and dtype.itemsize == 4:
+    if backend.name != "numpy" and dtype.name not in VERSIONS[variant].TRAITS.dtypes:
         dtype = BFLOAT16
     case = build(recipe, dtype=dtype, head_dims=(64, 16))
     nodes = [(request, node) for request, count in enumerate(recipe["counts"]) for node in range(count)]
@@ -111,10 +112,11 @@ def test_tree_attention_never_reads_what_hidden_nodes_hold(backend, variant, rec
             tree_attention, *case.arguments, **options
         )
 
-    assert_spoilt_alone(case, spoilt, attend, keys, is_v3=variant == "v3_mma")
+    on_tensor_cores = backend.name != "numpy" and VERSIONS[variant].TRAITS.tensor_cores
+    assert_spoilt_alone(case, spoilt, attend, keys, on_tensor_cores=on_tensor_cores)
 
 
-@pytest.mark.parametrize("config", kernel_mma.CONFIGS, ids=str)
+@pytest.mark.parametrize("config", v3_mma.CONFIGS, ids=str)
 @pytest.mark.parametrize(
     ("head_dims", "nodes", "context", "split_keys"),
     [((512, 64), 70, 70, None), ((512, 64), 70, 0, None), ((64, 16), 20, 16_400, 32_768)],
@@ -122,16 +124,18 @@ def test_tree_attention_never_reads_what_hidden_nodes_hold(backend, variant, rec
 )
 @pytest.mark.parametrize("scale", [0.05, -0.05])
 def test_v3_never_reads_what_hidden_nodes_hold(
-    kernels, monkeypatch, config, head_dims, nodes, context, split_keys, scale
+    kernels, plan_with, config, head_dims, nodes, context, split_keys, scale
 ):
     """In every layout of its tiles, in a batch, and where sums are folded."""
-    if config.shared_bytes(sum(head_dims), 3) + 1024 > kernel_mma.shared_limit(kernels.name):
+    if config.shared_bytes(sum(head_dims), 3) + 1024 > shared_limit(kernels.name):
         pytest.skip("needs more shared memory than a block has here")
-    monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
+    plan_with(config=config)
     heads = 3 if split_keys is None else 1
     sizes = {"heads": heads, "head_dims": head_dims, "dtype": BFLOAT16, "sm_scale": scale}
     case = tree_case(np.random.default_rng(context), [nodes, 9], [context, 5], **sizes)
     last = nodes - 1
     spoilt = [(0, 1, 3, np.nan), (0, 9, 63, np.inf), (0, last, 17, -np.inf), (1, 8, 64, np.nan), (1, 7, 0, -np.inf)]
     options = {"sm_scale": scale, "variant": "v3_mma", "split_keys": split_keys}
-    assert_spoilt_alone(case, spoilt, lambda case: kernels(tree_attention, *case.arguments, **options), is_v3=True)
+    assert_spoilt_alone(
+        case, spoilt, lambda case: kernels(tree_attention, *case.arguments, **options), on_tensor_cores=True
+    )

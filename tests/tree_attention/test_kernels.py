@@ -26,23 +26,25 @@ from ddtree_cupy import (
 )
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
 from ddtree_cupy.testing import assert_identical
+from ddtree_cupy.tree_attention.call import Call
+from ddtree_cupy.tree_attention.kernel import choose_version
+from ddtree_cupy.tree_attention.versions import VERSIONS
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
-VERSIONS = ["v1_three_phase", "v2_split_kv", "v3_mma"]
-ANY_SIZE = VERSIONS[:2]  # of head, in any dtype
+ANY_SIZE = [name for name, version in VERSIONS.items() if version.TRAITS.head_sizes is None]  # of head
 
 versions = pytest.mark.parametrize("variant", VERSIONS)
 versions_of_any_size = pytest.mark.parametrize("variant", ANY_SIZE)
 versions_and_dtypes = pytest.mark.parametrize(
     ("variant", "dtype"),
-    [(variant, dtype) for variant in VERSIONS for dtype in DTYPES if variant in ANY_SIZE or dtype.itemsize == 2],
+    [(name, dtype) for name, version in VERSIONS.items() for dtype in DTYPES if dtype.name in version.TRAITS.dtypes],
     ids=str,
 )
 
 
 def sizes_for(variant, **others):
     """Return the dtype and head sizes of a small case that a version takes; `others` where any will do."""
-    return {"dtype": BFLOAT16, "head_dims": (64, 16)} if variant == "v3_mma" else others
+    return others if variant in ANY_SIZE else {"dtype": BFLOAT16, "head_dims": (64, 16)}
 
 
 def attend(backend, case, **options):
@@ -155,7 +157,7 @@ def test_rows_of_non_finite_queries_are_nan_as_in_the_reference(kernels, variant
 @given(recipe=recipes())
 def test_tree_attention_is_identical_when_others_join_the_batch(kernels, variant, recipe):
     case = build(recipe, **sizes_for(variant))
-    split = {"split_keys": 64} if variant == "v3_mma" else {}
+    split = {"split_keys": 64} if VERSIONS[variant].TRAITS.cuts_keys else {}
     joined = attend(kernels, case, variant=variant, **split)
     for b in range(len(recipe["counts"])):
         one = slice(b, b + 1)
@@ -249,9 +251,6 @@ def test_tree_attention_survives_wrong_numbers_in_device_arrays(kernels, variant
 
 
 def test_auto_picks_the_last_version_that_fits():
-    from ddtree_cupy.tree_attention.kernel import choose_variant
-    from ddtree_cupy.tree_attention.kernel_call import Call
-
     for dtype, head_dims, wanted in [
         (BFLOAT16, (64, 16), "v3_mma"),
         (np.float16, (512, 64), "v3_mma"),
@@ -259,7 +258,8 @@ def test_auto_picks_the_last_version_that_fits():
         (BFLOAT16, (48, 16), "v2_split_kv"),
     ]:
         case = tree_case(np.random.default_rng(10), [3], [5], head_dims=head_dims, dtype=dtype)
-        assert choose_variant("auto", Call(*case.arguments, 1.0, "all", None, "emulate")) == wanted
+        call = Call(*case.arguments, 1.0, "all", None, "emulate")
+        assert choose_version("auto", call) is VERSIONS[wanted]
 
 
 def test_v1_refuses_a_context_that_does_not_fit(kernels):

@@ -12,13 +12,14 @@ from tree_attention import cases
 from tree_attention.cases import BFLOAT16, build, recipes, tree_case
 
 from ddtree_cupy import PagedKV, emulate, tree_attention
+from ddtree_cupy._compile.memory import shared_limit
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.backends import Backend
-from ddtree_cupy.tree_attention import kernel_mma
+from ddtree_cupy.tree_attention.versions import v3_mma
 
 DTYPES = [np.dtype(np.float16), BFLOAT16]
 assert_state = partial(cases.assert_state, variant="v3_mma")
-every_config = pytest.mark.parametrize("config", kernel_mma.CONFIGS, ids=str)
+every_config = pytest.mark.parametrize("config", v3_mma.CONFIGS, ids=str)
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +76,9 @@ def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5, 7, 11, 12, 30, 63, 64, 65])
-def test_v3_matches_oracle_however_the_line_is_cut(kernels, monkeypatch, blocks):
+def test_v3_matches_oracle_however_the_line_is_cut(kernels, plan_with, blocks):
     """64 units of 6 row tiles: blocks end the row tile of another one, have whole ones between, begin the next."""
-    monkeypatch.setattr(kernel_mma, "multiprocessors", lambda backend: blocks)
+    plan_with(blocks=blocks)
     sizes = {"heads": 8, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
     case = tree_case(np.random.default_rng(blocks), [24, 1, 9], [320, 912, 0], **sizes)
     for seed in (0, 1):
@@ -86,9 +87,9 @@ def test_v3_matches_oracle_however_the_line_is_cut(kernels, monkeypatch, blocks)
 
 @pytest.mark.parametrize("batch", [32, 33, 65])
 @pytest.mark.parametrize("blocks", [3, 40])
-def test_v3_matches_oracle_for_more_requests_than_lanes(kernels, monkeypatch, batch, blocks):
+def test_v3_matches_oracle_for_more_requests_than_lanes(kernels, plan_with, batch, blocks):
     """A warp looks at 32 requests at a time; some are inactive, some give whole lengths, some lie on the line."""
-    monkeypatch.setattr(kernel_mma, "multiprocessors", lambda backend: blocks)
+    plan_with(blocks=blocks)
     counts = [(0, 1, 3)[number % 3] for number in range(batch)]
     contexts = [(0, 5, 700, 40)[number % 4] if number % 5 else 130 for number in range(batch)]
     sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
@@ -112,9 +113,9 @@ def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
 
 @every_config
 @pytest.mark.parametrize("tiles", [1, 2, 3, 9])
-def test_v3_roles_never_overtake_each_other(kernels, monkeypatch, config, tiles):
+def test_v3_roles_never_overtake_each_other(kernels, plan_with, config, tiles):
     """Whoever is slow. The emulator reports who arrives at a barrier twice, and what is read too early is NaN."""
-    monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
+    plan_with(config=config)
     sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
     case = tree_case(np.random.default_rng(tiles), [5], [5 * tiles * config.keys - 5], **sizes)
     for seed in range(20):
@@ -139,18 +140,36 @@ def test_v3_takes_caches_that_are_not_aligned(kernels):
     assert_identical(attend(kernels, odd), attend(kernels, case))
 
 
-@pytest.mark.parametrize(("limit", "config"), [*zip((227, 163, 99), kernel_mma.CONFIGS, strict=True)], ids=str)
+@pytest.mark.parametrize(("limit", "config"), [*zip((227, 163, 99), v3_mma.CONFIGS, strict=True)], ids=str)
 @pytest.mark.parametrize("head_dims", [(64, 16), (512, 64)])
-def test_v3_matches_oracle_in_every_configuration(kernels, monkeypatch, limit, config, head_dims):
+def test_v3_matches_oracle_in_every_configuration(kernels, plan_with, limit, config, head_dims):
     """The tiles of sm_90, sm_80 and sm_86, in the shared memory of those."""
-    if limit * 1024 > kernel_mma.shared_limit(kernels.name):
+    if limit * 1024 > shared_limit(kernels.name):
         pytest.skip(f"needs {limit} KiB of shared memory a block")
-    monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
-    monkeypatch.setattr(kernel_mma, "shared_limit", lambda backend: limit * 1024)
+    plan_with(config=config)
     for seed, counts, contexts in ((0, [5, 9], [70, 3]), (3, [33], [150]), (4, [1], [700])):
         options = {"heads": 3, "head_dims": head_dims, "dtype": BFLOAT16, "page_size": 16}
         case = tree_case(np.random.default_rng(seed), counts, contexts, **options)
+        words = case.tree.visibility_bits.shape[-1]
+        assert config in v3_mma.fitting_configs("", limit * 1024, sum(head_dims), words)
         assert_state(case, *attend(replace(kernels, seed=seed), case))
+
+
+@pytest.mark.parametrize(
+    ("arch", "limit", "wanted"),
+    [
+        ("sm_90", 227, (0, 1, 2)),
+        ("sm_80", 227, (1, 0, 2)),
+        ("sm_80", 163, (1, 2)),
+        ("sm_86", 99, (2,)),
+        ("", 163, (1, 2)),
+        ("sm_90", 48, ()),
+    ],
+)
+def test_v3_prefers_the_configuration_of_the_architecture(arch, limit, wanted):
+    """Where none was made for the device, it takes the first that its shared memory holds."""
+    found = v3_mma.fitting_configs(arch, limit * 1024, 576, 3)
+    assert found == tuple(v3_mma.CONFIGS[number] for number in wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -168,9 +187,9 @@ def test_v3_takes_scores_as_large_as_float32_holds(kernels, dtype, query, factor
 @every_config
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("step", [0.1, 0.6, 1.5, -0.6])
-def test_v3_rescales_when_maxima_rise(kernels, monkeypatch, config, dtype, step):
+def test_v3_rescales_when_maxima_rise(kernels, plan_with, config, dtype, step):
     """Within 8 of the maximum in use nothing is rescaled; a tile of 16 or 32 keys adds 2 to 70 here, base 2."""
-    monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
+    plan_with(config=config)
     case = tree_case(np.random.default_rng(5), [9, 3], [300, 41], heads=3, head_dims=(64, 16), dtype=dtype)
     case = with_scores(case, 1.0, step * np.arange(400)).with_values(sm_scale=1.0)
     for seed, split in ((0, {}), (3, {}), (1, {"split_keys": 64})):
@@ -178,8 +197,8 @@ def test_v3_rescales_when_maxima_rise(kernels, monkeypatch, config, dtype, step)
 
 
 @every_config
-def test_v3_shrinks_what_was_folded_when_maxima_rise_later(kernels, monkeypatch, config):
-    monkeypatch.setattr(kernel_mma, "CONFIGS", (config,))
+def test_v3_shrinks_what_was_folded_when_maxima_rise_later(kernels, plan_with, config):
+    plan_with(config=config)
     context = 16_384 + 61
     case = tree_case(np.random.default_rng(6), [3], [context], heads=1, head_dims=(64, 16), dtype=BFLOAT16)
     case = with_scores(case, 4.0, np.where(np.arange(context + 3) >= context - 40, 10, 0)).with_values(sm_scale=0.5)
@@ -228,18 +247,17 @@ def test_v3_takes_slices_longer_than_any_context(kernels, split):
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 31, 32, 33, 48, 49, 64, 65, 1_251])
-@pytest.mark.parametrize("in_flight", kernel_mma.IN_FLIGHT)
-def test_v3_merges_any_number_of_pieces(kernels, monkeypatch, pieces, in_flight):
+@pytest.mark.parametrize("in_flight", v3_mma.IN_FLIGHT)
+def test_v3_merges_any_number_of_pieces(kernels, plan_with, pieces, in_flight):
     """The last pieces, past 32 too, hold the largest scores, and weigh most."""
-    monkeypatch.setattr(kernel_mma, "_loads_in_flight", lambda call: in_flight)
+    plan_with(in_flight=in_flight)
     context = 32 * pieces - 1
     case = tree_case(np.random.default_rng(pieces), [1], [context], heads=1, head_dims=(64, 16), dtype=BFLOAT16)
     case = with_scores(case, 1.0, np.arange(context + 1) / 4).with_values(sm_scale=1.0)
     assert_state(case, *attend(kernels, case, split_keys=32))
 
 
-def test_v3_merge_has_more_loads_in_flight_where_pieces_are_many(monkeypatch):
-    monkeypatch.setattr(kernel_mma, "multiprocessors", lambda backend: 72)
+def test_v3_merge_has_more_loads_in_flight_where_pieces_are_many():
     for batch, nodes, heads, split, wanted in (
         (1, 8, 64, None, 16),  # 8 row tiles of 9 pieces each
         (1, 9, 64, None, 4),  # 9 of 8
@@ -248,19 +266,17 @@ def test_v3_merge_has_more_loads_in_flight_where_pieces_are_many(monkeypatch):
         (1, 9, 64, 256, 4),  # 2,048 keys are 8 slices
         (1, 9, 64, 224, 16),  # and 10
     ):
-        call = SimpleNamespace(
-            q_nope=np.empty((batch, nodes, heads, 64)), split_keys=split, most_keys=2_048, backend="emulate"
-        )
-        assert kernel_mma._loads_in_flight(call) == wanted
+        call = SimpleNamespace(q_nope=np.empty((batch, nodes, heads, 64)), split_keys=split, most_keys=2_048)
+        assert v3_mma.loads_in_flight(call, 72) == wanted
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 40])
 @pytest.mark.parametrize("split", [{}, {"split_keys": 32}], ids=str)
-def test_v3_merges_the_same_with_few_and_many_loads_in_flight(kernels, monkeypatch, nodes, split):
+def test_v3_merges_the_same_with_few_and_many_loads_in_flight(kernels, plan_with, nodes, split):
     case = tree_case(np.random.default_rng(nodes), [nodes], [2_500], heads=3, head_dims=(64, 16), dtype=BFLOAT16)
     merged = []
-    for in_flight in kernel_mma.IN_FLIGHT:
-        monkeypatch.setattr(kernel_mma, "_loads_in_flight", lambda call, in_flight=in_flight: in_flight)
+    for in_flight in v3_mma.IN_FLIGHT:
+        plan_with(in_flight=in_flight)
         merged.append(attend(kernels, case, **split))
     assert_state(case, *merged[0])
     assert_identical(*merged)

@@ -1,4 +1,4 @@
-"""Specs, geometry and launch of v3_mma: tensor cores through mma.sync."""
+"""v3_mma: tensor cores through mma.sync, then a merge of the pieces."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,23 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, get_kernel, ints, register
+from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, ints, register
 from ddtree_cupy._compile.memory import Workspace, architecture, multiprocessors, shared_limit
 from ddtree_cupy._topology import words_per_row
-from ddtree_cupy.tree_attention.kernel_call import Call
-from ddtree_cupy.tree_attention.kernel_specs import (
-    CACHE_STRIDES,
-    KEYS,
-    MOST_GRID,
-    QUERY_STRIDES,
-    attention_inputs,
-    results,
-)
+from ddtree_cupy.tree_attention.call import CACHE_STRIDES, KEYS, QUERY_STRIDES, TABLES, Call, attention_inputs, results
+from ddtree_cupy.tree_attention.versions.common import COMPILED_SIZES, MOST_GRID, Plan, Step, Traits
 
 Array = Any
-Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
-HEAD_SIZES = ((512, 64), (64, 16))
+TRAITS = Traits(
+    dtypes=("float16", "bfloat16"), head_sizes=COMPILED_SIZES, least_arch=80, cuts_keys=True, tensor_cores=True
+)
 STATIC_SHARED_BYTES = 512  # the Piece
 TILE_ROWS, FOLD_KEYS, THREADS = 64, 16_384, 384  # constants of v3_schedule.cuh and v3_layout.cuh
 MERGED_ROWS = 2  # of v3_merge.cu
@@ -106,7 +100,7 @@ def merge_spec(dtype: str, head_dim_ckv: int, in_flight: int) -> KernelSpec:
         source="tree_attention/v3_merge.cu",
         entry=f"tree_attention_v3_merge<{CTYPES[dtype]}, {head_dim_ckv}, {in_flight}>",
         args=(
-            *(Arg.input(name, "int32") for name in ("page_table", "context_lens", "num_nodes")),
+            *TABLES,
             *(Arg.input(name, "float32") for name in ("partial_out", "partial_score")),
             Arg.input("cuts", "int32"),
             *results(dtype),
@@ -117,8 +111,8 @@ def merge_spec(dtype: str, head_dim_ckv: int, in_flight: int) -> KernelSpec:
     )
 
 
-for _dtype in ("float16", "bfloat16"):
-    for _sizes in HEAD_SIZES:
+for _dtype in TRAITS.dtypes:
+    for _sizes in COMPILED_SIZES:
         for _config in CONFIGS:
             register(attend_spec(_dtype, *_sizes, _config))
         for _in_flight in IN_FLIGHT:
@@ -127,18 +121,18 @@ for _dtype in ("float16", "bfloat16"):
 
 def refusal(call: Call) -> str:
     """Return why v3 cannot take a call, "" when it can; shapes and host integers alone decide."""
-    if call.dtype not in ("float16", "bfloat16"):
-        return f"takes float16 and bfloat16, got {call.dtype}"
-    if call.head_sizes not in HEAD_SIZES:
-        listed = " or ".join(map(str, HEAD_SIZES))
+    if call.dtype not in TRAITS.dtypes:
+        return f"takes {' and '.join(TRAITS.dtypes)}, got {call.dtype}"
+    if call.head_sizes not in COMPILED_SIZES:
+        listed = " or ".join(map(str, COMPILED_SIZES))
         return f"takes head sizes (C, R) of {listed}, got {call.head_sizes}"
     batch, capacity, num_heads, _ = call.q_nope.shape
     if batch > MOST_GRID or batch * _row_tiles(call) >= 2**31:
         return f"takes at most {MOST_GRID} requests and 2**31 row tiles, got {batch} of {capacity} x {num_heads} rows"
     found = architecture(call.backend)
-    if found and int(found.removeprefix("sm_")) < 80:
-        return f"needs sm_80 or newer, this device is {found}"
-    if choose_config(call) is None:
+    if found and int(found.removeprefix("sm_")) < TRAITS.least_arch:
+        return f"needs sm_{TRAITS.least_arch} or newer, this device is {found}"
+    if not _configs_of(call):
         return f"fits no {shared_limit(call.backend)} bytes of shared memory"
     return ""
 
@@ -156,72 +150,70 @@ def _tiles_per_slice(call: Call, config: Config) -> int:
     return min(call.split_keys, -(-max(call.most_keys, 1) // 32) * 32) // config.keys
 
 
-def _loads_in_flight(call: Call) -> int:
+def loads_in_flight(call: Call, blocks: int) -> int:
     """Return the loads in flight that suit the number of pieces which a row tile has, if all requests are alike."""
     if call.split_keys is None:
-        pieces = multiprocessors(call.backend) // max(len(call.q_nope) * _row_tiles(call), 1)
+        pieces = blocks // max(len(call.q_nope) * _row_tiles(call), 1)
     else:
         pieces = -(-call.most_keys // call.split_keys)
     few, many = IN_FLIGHT
     return few if pieces <= FEW_PIECES else many
 
 
-def choose_config(call: Call) -> Config | None:
-    """Return the configuration made for the device's architecture, else the first that its shared memory holds."""
+def _configs_of(call: Call) -> tuple[Config, ...]:
+    """Return the configurations that the device's shared memory holds, those made for its architecture first."""
     width, words = sum(call.head_sizes), words_per_row(call.q_nope.shape[1])
-    return _choose(CONFIGS, architecture(call.backend), shared_limit(call.backend), width, words)
+    return fitting_configs(architecture(call.backend), shared_limit(call.backend), width, words)
 
 
 @cache
-def _choose(configs: tuple[Config, ...], arch: str, limit: int, width: int, words: int) -> Config | None:
-    fitting = [config for config in configs if config.shared_bytes(width, words) <= limit - STATIC_SHARED_BYTES]
-    made_for_it = [config for config in fitting if arch in config.archs]
-    return next(iter(made_for_it or fitting), None)
+def fitting_configs(arch: str, limit: int, width: int, words: int) -> tuple[Config, ...]:
+    """Return the configurations that `limit` bytes of shared memory hold, those made for `arch` first."""
+    fitting = [config for config in CONFIGS if config.shared_bytes(width, words) <= limit - STATIC_SHARED_BYTES]
+    return tuple(sorted(fitting, key=lambda config: arch not in config.archs))
 
 
-def scratch_sizes(call: Call) -> Sizes:
-    """Return the scratch arrays of a call."""
-    batch, _, _, head_dim_ckv = call.q_nope.shape
-    blocks = multiprocessors(call.backend)
+def plan(call: Call, *, config: Config | None = None, blocks: int | None = None, in_flight: int | None = None) -> Plan:
+    """Return both kernels, the scratch arrays between them, and the key tiles of a slice.
+
+    The device decides the configuration, the number of blocks (one per multiprocessor) and the loads in flight of the
+    merge, unless they are given.
+    """
+    config = config or _configs_of(call)[0]
+    blocks = blocks or multiprocessors(call.backend)
+    in_flight = in_flight or loads_in_flight(call, blocks)
+    batch, capacity, num_heads, head_dim_ckv = call.q_nope.shape
+    rows, row_tiles = capacity * num_heads, _row_tiles(call)
     slots = 2 * blocks
     if call.split_keys is not None:
         slices = -(-call.most_keys // call.split_keys)
-        slots = batch * _row_tiles(call) * slices if slices > 1 else 0
-    config = choose_config(call)
-    assert config is not None, "refusal() was asked first"
+        slots = batch * row_tiles * slices if slices > 1 else 0
     carries = blocks if -(-call.most_keys // config.keys) * config.keys > FOLD_KEYS else 0  # whole tiles are folded
-    return {
-        "partial_out": ((slots, TILE_ROWS, head_dim_ckv), np.float32),
-        "partial_score": ((slots, TILE_ROWS), np.float32),
-        "cuts": ((batch, _row_tiles(call), 4), np.int32),
-        "carry": ((carries, TILE_ROWS, head_dim_ckv), np.float32),
-    }
-
-
-def run(call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool) -> None:
-    """Launch both kernels."""
-    batch, capacity, num_heads, head_dim_ckv = call.q_nope.shape
-    config = choose_config(call)
-    assert config is not None, "refusal() was asked first"
-    partials = scratch["partial_out"], scratch["partial_score"]
-    cuts = scratch["cuts"]
-    blocks = multiprocessors(call.backend)
-    per_slice = _tiles_per_slice(call, config)
-    sizes = (batch, capacity, num_heads, *call.page_sizes)
-    keys = KEYS[call.keys]
-    get_kernel(attend_spec(call.dtype, *call.head_sizes, config), call.backend)(
-        (blocks if batch * capacity * num_heads else 0,),
-        (THREADS,),
+    shared_bytes = config.shared_bytes(sum(call.head_sizes), words_per_row(capacity))
+    attend = attend_spec(call.dtype, *call.head_sizes, config)
+    merge = merge_spec(call.dtype, head_dim_ckv, in_flight)
+    return Plan(
         (
-            *(*call.inputs, *out, *partials, scratch["carry"], cuts, *sizes, *call.strides),
-            *(call.sm_scale, keys, per_slice, int(call.cache_is_aligned() and call.queries_are_aligned())),
+            Step(attend, (blocks if batch * rows else 0,), (THREADS,), shared_bytes),
+            Step(merge, (-(-rows // MERGED_ROWS), batch), (_merge_threads(head_dim_ckv),)),
         ),
-        shared_mem=config.shared_bytes(sum(call.head_sizes), words_per_row(capacity)),
-        checked=checked,
+        scratch={
+            "partial_out": ((slots, TILE_ROWS, head_dim_ckv), np.float32),
+            "partial_score": ((slots, TILE_ROWS), np.float32),
+            "cuts": ((batch, row_tiles, 4), np.int32),
+            "carry": ((carries, TILE_ROWS, head_dim_ckv), np.float32),
+        },
+        numbers=(_tiles_per_slice(call, config), blocks),
     )
-    get_kernel(merge_spec(call.dtype, head_dim_ckv, _loads_in_flight(call)), call.backend)(
-        (-(-capacity * num_heads // MERGED_ROWS), batch),
-        (_merge_threads(head_dim_ckv),),
-        (*call.tables, *partials, cuts, *out, *sizes, keys, blocks),
-        checked=checked,
-    )
+
+
+def launch(plan: Plan, call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool) -> None:
+    """Launch both kernels."""
+    attend, merge = plan.steps
+    per_slice, blocks = plan.numbers
+    partials, cuts = (scratch["partial_out"], scratch["partial_score"]), scratch["cuts"]
+    sizes, keys = (*call.q_nope.shape[:3], *call.page_sizes), KEYS[call.keys]
+    aligned = int(call.cache_is_aligned() and call.queries_are_aligned())
+    scalars = (*sizes, *call.strides, call.sm_scale, keys, per_slice, aligned)
+    attend.launch(call, (*call.inputs, *out, *partials, scratch["carry"], cuts, *scalars), checked)
+    merge.launch(call, (*call.tables, *partials, cuts, *out, *sizes, keys, blocks), checked)

@@ -1,13 +1,40 @@
-"""One call of tree_attention as its kernels see it: batched arrays, host integers, strides in elements."""
+"""One call of tree_attention as its kernels see it, and the argument tables that its kernels share.
+
+A call has batched arrays, host integers and strides in elements. Each table stands beside the values it describes.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._compile import Arg
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
 
 Array = Any
+
+KEYS = {"all": 0, "context": 1, "tree": 2}
+
+
+def strides_of(*names: str) -> tuple[Arg, ...]:
+    """Return the stride scalars of these axes."""
+    return tuple(Arg.scalar(f"{name}_stride", "int64") for name in names)
+
+
+QUERY_STRIDES = strides_of(*(f"{q}_{axis}" for q in ("q_nope", "q_pe") for axis in ("request", "node", "head")))
+CACHE_STRIDES = strides_of("ckv_page", "ckv_slot", "kpe_page", "kpe_slot")
+TABLES = tuple(Arg.input(name, "int32") for name in ("page_table", "context_lens", "num_nodes"))
+
+
+def attention_inputs(dtype: str) -> tuple[Arg, ...]:
+    """Return the arrays every version reads, in the order of every kernel."""
+    strided = [Arg.input(name, dtype, strided=True) for name in ("q_nope", "q_pe", "ckv", "kpe")]
+    return (*strided, *TABLES, Arg.input("visibility_bits", "uint32"))
+
+
+def results(dtype: str) -> tuple[Arg, ...]:
+    """Return the arrays every version writes."""
+    return Arg.output("out", dtype), Arg.output("lse", "float32")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +68,12 @@ class Call:
 
     @property
     def tables(self) -> tuple[Array, ...]:
-        """page_table, context_lens, num_nodes."""
+        """The arrays of `TABLES`."""
         return self.kv.page_table, self.kv.context_lens, self.tree.num_nodes
 
     @property
     def inputs(self) -> tuple[Array, ...]:
-        """The arrays every version reads, in the order of `kernel_specs.attention_inputs`."""
+        """The arrays every version reads, in the order of `attention_inputs`."""
         return (self.q_nope, self.q_pe, self.kv.ckv, self.kv.kpe, *self.tables, self.tree.visibility_bits)
 
     @property
