@@ -80,6 +80,7 @@ def give_away(path):
 
 
 def test_cache_folder_may_change_between_kernels_and_between_launches(cache, tmp_path):
+    shutil.copytree(cache, tmp_path / "b")  # with a second copy of the runtime
     run(
         """
 kernels = []

@@ -294,8 +294,8 @@ def test_concurrent_processes_may_build_the_same_module(tmp_path):
         "emulate.Module(code).get_function('k')((1,), (1,), (y,)); assert y[0] == 41"
     )
     environment = os.environ | {"DDTREE_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    children = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(3)]
-    assert [child.wait() for child in children] == [0, 0, 0]
+    children = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
+    assert [child.wait() for child in children] == [0, 0]
     left = sorted(path.suffix for path in (tmp_path / "emulate").iterdir())
     assert left == [".cpp", ".so", ".so"]
 
