@@ -1,12 +1,14 @@
 """The weights files: whole or refused."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
-from ddtree_cupy.decode.tiny.config import TargetConfig
+from ddtree_cupy.decode.tiny.config import DrafterConfig, TargetConfig
 from ddtree_cupy.decode.tiny.drafter import DRAFTER_WEIGHTS
 from ddtree_cupy.decode.tiny.target import TARGET_WEIGHTS
 from ddtree_cupy.decode.tiny.weights import load_weights, save_weights
@@ -29,6 +31,13 @@ def small_file(tmp_path_factory):
 
 def test_weights_fit_the_size_limit():
     assert TARGET_WEIGHTS.stat().st_size + DRAFTER_WEIGHTS.stat().st_size <= 12_000_000
+
+
+@pytest.mark.parametrize("config", [TargetConfig(num_layers=4), DrafterConfig()])
+def test_config_from_dict_is_identical(config):
+    sizes = config.to_dict()
+    assert type(config).from_dict(sizes) == config
+    assert type(config).from_dict(json.loads(json.dumps(sizes))) == config
 
 
 def test_load_weights_matches_saved(small_file):

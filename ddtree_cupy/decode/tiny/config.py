@@ -36,7 +36,7 @@ class _Config:
                 rebuilt[name] = check.integer(name, value, low=1, high=MAX_LAYERS if name == "num_layers" else MAX_SIZE)
             elif field.type is float:
                 rebuilt[name] = check.real(name, value, above=0.0)
-            elif isinstance(value, list) and value:
+            elif isinstance(value, list | tuple) and value:
                 rebuilt[name] = tuple(check.integer(name, layer, low=0, high=MAX_LAYERS - 1) for layer in value)
             else:
                 raise DTypeError(f"{cls.__name__}: `{name}` is {value!r:.100}, expected a list of layers")
