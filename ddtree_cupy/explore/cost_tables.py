@@ -58,7 +58,7 @@ class CostTable:
             raise ArgumentError(f"CostTable: `about` lacks {', '.join(missing)}")
         wrong = [name for name, value in self.about.items() if not isinstance(value, str)]
         if wrong:
-            raise ArgumentError(f"CostTable: `about` has a {wrong[0]} that is no string")
+            raise ArgumentError(f"CostTable: `about` has a {wrong[0]} that is not a string")
         check, wanted = Checker("CostTable"), "heads, num_nodes, context, microseconds"
         if not self.rows or any(not isinstance(row, tuple) or len(row) != len(COLUMNS) for row in self.rows):
             raise ArgumentError(f"CostTable: `rows` must hold tuples of {wanted}, at least one row")
@@ -85,7 +85,7 @@ class CostTable:
         Raises
         ------
         WeightsError
-            The file is missing, no JSON, or holds something else.
+            The file is missing, not JSON, or holds something else.
         """
         try:
             data = read_json(path)
@@ -130,7 +130,7 @@ class CostTable:
         Raises
         ------
         ArgumentError
-            The report is none, or has no such row.
+            The report is not one of bench, or has no such row.
         """
         rows = []
         try:
@@ -141,9 +141,10 @@ class CostTable:
                     if sizes["B"] == 1:
                         rows.append((sizes["H"], sizes["N"], sizes["T"], round(float(row["event_us"]), 1)))
             about = {name: str(report["environment"][name]) for name in ("gpu", "date", "command")}
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"{type(error).__name__}: {error}"
             raise ArgumentError(
-                f"CostTable.from_bench: `report` lacks or holds {error}, expected what `--json` printed"
+                f"CostTable.from_bench: `report` is not what `python -m ddtree_cupy.bench --json` prints ({what})"
             ) from error
         if not rows:
             raise ArgumentError(f"CostTable.from_bench: `variant` is {variant!r}, expected one with rows at batch 1")

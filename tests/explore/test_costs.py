@@ -98,13 +98,20 @@ def test_costs_command_takes_the_rows_of_one_variant_at_batch_1(tmp_path):
     assert table.about["command"] == remade
 
 
+REPORT_OF_A_HUGE_INTEGER = {
+    "rows": [{"op": "tree_attention", "name": "B 1 H 8 N 64 T 8192", "variant": "v9", "event_us": 10**400}],
+    "environment": dict.fromkeys(("gpu", "date", "command"), "x"),
+}
+
+
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        ({}, "`report` lacks or holds 'rows'"),
-        ({"rows": [], "environment": {"gpu": "G"}}, "`report` lacks or holds 'date'"),
+        ({}, r"`report` is not what .* prints \(KeyError: 'rows'\)"),
+        ({"rows": [], "environment": {"gpu": "G"}}, r"`report` is not what .* prints \(KeyError: 'date'\)"),
         ({"rows": [], "environment": dict.fromkeys(("gpu", "date", "command"), "x")}, "`variant` is 'v9'"),
         ([], "`report`"),
+        (REPORT_OF_A_HUGE_INTEGER, r"`report` is not what .* prints \(OverflowError: "),
     ],
 )
 def test_from_bench_rejects_other_reports(report, message):

@@ -494,7 +494,7 @@ def test_load_traces_rejects_headers_of_other_types_under_a_right_checksum(tmp_p
     [
         ([[8, 2**31, 1, 1.0]], {}, "expected sizes below 2"),
         ([[8, 1, 1, 10**400]], {}, "expected a finite number > 0"),
-        ([[8, 1, 1, 1.0]], {"gpu": ["x"]}, "`about` has a gpu that is no string"),
+        ([[8, 1, 1, 1.0]], {"gpu": ["x"]}, "`about` has a gpu that is not a string"),
     ],
 )
 def test_load_cost_table_rejects_other_types(tmp_path, rows, about, message):
