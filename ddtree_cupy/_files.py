@@ -34,8 +34,8 @@ _SIMPLE_TYPE = re.compile(r"[<>|=]?[biufcU][1-9]\d{0,8}")
 def written_whole(path: str | Path) -> Iterator[BinaryIO]:
     """Give a stream whose content becomes the file when the block ends without an error; else nothing changes.
 
-    The content is written aside and renamed. Links are followed. What is no regular file (a FIFO, a device) cannot be
-    replaced and is written in place. An OSError names `path` as given.
+    The content is written aside and renamed. Links are followed. What is not a regular file (a FIFO, a device) cannot
+    be replaced and is written in place. An OSError names `path` as given.
     """
     try:
         try:
@@ -92,7 +92,7 @@ def read_json(path: str | Path) -> Any:
     Raises
     ------
     WeightsError
-        It is too large, no JSON, or nested too deeply.
+        It is too large, not JSON, or nested too deeply.
     OSError
         It cannot be read.
     """
@@ -107,7 +107,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse JSON; ValueError where it is none, also where it is nested too deeply."""
+    """Parse JSON; raise ValueError for what is not JSON or is nested too deeply."""
     try:
         return json.loads(raw)
     except RecursionError:
@@ -217,7 +217,7 @@ def read_array(stream: IO[bytes], size: int, name: str) -> npt.NDArray[Any]:
     Raises
     ------
     ValueError
-        It is none, or its header declares more or less than there is.
+        It is not a `.npy`, or its header declares more or less than there is.
     DTypeError
         Its numbers are of a type that the header does not name.
     """

@@ -20,8 +20,8 @@ What it is not
   another one is reported as a deadlock or hangs.
 - Floats are not bit-equal to a GPU's: nothing is fused unless written `fmaf`, `__expf` and `rsqrtf` are accurate, and
   matrix instructions sum in another order, unless `active(cut_sums=True)` makes them cut sums off as those of an H200
-  do. Compare floats by tolerance; integers and comparisons are exact. Subnormals
-  are flushed by default, float64 ones too (see `Module`).
+  do. Compare floats by tolerance; integers and comparisons are exact. Subnormals are flushed by default, float64 ones
+  too (see `Module`).
 - The memory model is that of one thread after another: fences do nothing, `volatile` tricks work that a GPU may break.
 - The host compiler accepts text that NVRTC rejects and the reverse: also run the compile check (`ddtree kernels`).
 - Inline PTX needs a host twin under `#ifdef DDTREE_EMULATE`, as in `cuda_src/common/ptx.cuh`; `emu_runtime.h` and

@@ -62,7 +62,7 @@ def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
 
 
 def checked_seed(function: str, seed: Any) -> int:
-    """Return `seed` as an int; raise for what is no schedule."""
+    """Return `seed` as an int; raise for what is not a schedule."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise DTypeError(f"{function}: `seed` is {seed!r}, expected an integer, 0 <= seed < 2**64")
     if not 0 <= seed < 2**64:

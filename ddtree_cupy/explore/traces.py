@@ -262,7 +262,7 @@ class Traces:
 
 
 def _check_about(prompt_names: Any, vocab_size: Any, max_budget: Any, about: Any) -> None:
-    """Check what is no array, before anything is computed from it."""
+    """Check what is not an array, before anything is computed from it."""
     check = Checker("Traces")
     check.integer("vocab_size", vocab_size, low=1, high=2**31 - 1)
     check.integer("max_budget", max_budget, low=0)

@@ -170,9 +170,9 @@ inline void yield() {
   if (!next) report_deadlock();
   if (S.num_blocks > 1 && (next_random() & 63) == 0) {
     Block& other = S.blocks[B == S.blocks];
-    if (other.alive) {
+    if (other.alive) {  // one of its threads is ready: else it would not have been left
       enter_block(other);
-      next = next_ready(is_fair() ? next_random() % S.num_threads : 0);  // there is one: nobody leaves a block else
+      next = next_ready(is_fair() ? next_random() % S.num_threads : 0);
     }
   }
   if (next != &me) run(*next);
