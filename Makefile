@@ -2,14 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint lossless curve tsan notebooks cluster gpu-test sanitize bench clean
+.PHONY: demo test test-all lint lossless curve tsan notebooks cluster gpu-test sanitize bench clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
 	$(BIN)/ddtree decode
 
-test: .venv/with-test  ## all tests that need no GPU
-	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+test: .venv/with-test  ## the tests of the package, without a GPU
+	$(PYTEST) -m "not slow"
+
+test-all: .venv/with-test  ## and the slow ones: nested sanitizers, planted faults, all architectures, notebooks
+	$(PYTEST)
 
 lint: .venv/with-lint .venv/with-test  ## style, docstrings, types
 	$(BIN)/ruff check .

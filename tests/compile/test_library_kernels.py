@@ -14,6 +14,7 @@ WORKS, REASON = nvrtc.available()
 
 
 @pytest.mark.nvrtc
+@pytest.mark.slow
 @pytest.mark.skipif(not WORKS, reason=f"needs NVRTC: {REASON}")
 @pytest.mark.parametrize("arch", resources.ARCHS)
 def test_kernels_compile_within_their_limits(arch):
