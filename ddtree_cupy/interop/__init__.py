@@ -1,18 +1,23 @@
 """Draft trees, masks and accepted paths in the forms of other systems, both ways, on the host.
 
-One module a system, NumPy arrays in and out (CuPy arrays move over first). `to_*` checks that the form can hold the
-value and `from_*` that it is one of ours, by value; what cannot be represented raises and says why. No form holds
-`path_scores` or `status`: those stay behind. Names follow each system, so the dicts can be passed on as they are.
+NumPy arrays in and out (CuPy arrays move over first). `to_*` checks that the form can hold the value and `from_*` that
+it is one of ours, by value; what cannot be represented raises and says why. No form holds `path_scores` or `status`:
+those stay behind. Names follow each system, so the dicts can be passed on as they are.
 """
 
 from ddtree_cupy.interop.flashinfer import FlashInferMask, from_flashinfer_mask, to_flashinfer_mask
 from ddtree_cupy.interop.huggingface import from_huggingface, to_huggingface
 from ddtree_cupy.interop.huggingface_masks import from_huggingface_mask, to_huggingface_mask
-from ddtree_cupy.interop.medusa import from_medusa_choices, to_medusa_choices
 from ddtree_cupy.interop.parents import from_parent_lists, to_parent_lists, tree_from_visibility
 from ddtree_cupy.interop.sglang import from_sglang, to_sglang
 from ddtree_cupy.interop.sglang_accept import from_sglang_accept, to_sglang_accept
 from ddtree_cupy.interop.sglang_masks import TreeMaskMode, from_sglang_mask, to_sglang_mask
+from ddtree_cupy.interop.static_trees import (
+    from_medusa_choices,
+    from_vllm_token_tree,
+    to_medusa_choices,
+    to_vllm_token_tree,
+)
 from ddtree_cupy.interop.tensorrt_llm import (
     from_tensorrt_llm,
     from_tensorrt_llm_mask,
@@ -20,7 +25,6 @@ from ddtree_cupy.interop.tensorrt_llm import (
     to_tensorrt_llm_mask,
 )
 from ddtree_cupy.interop.torch_tensors import from_torch, to_torch
-from ddtree_cupy.interop.vllm import from_vllm_token_tree, to_vllm_token_tree
 
 __all__ = [
     "FlashInferMask",

@@ -1,0 +1,354 @@
+"""Static trees as lists of rank paths: Medusa's choices (EAGLE-1 uses the same lists) and vLLM's tree string.
+
+vLLM used to take the string as `speculative_token_tree`, a Python list of rank tuples.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddtree_cupy._check import Checker
+from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from ddtree_cupy.interop._host import as_int32, candidates_on_host, integer_array, tree_on_host
+
+Path = tuple[int, ...]
+
+
+def _sort_key(path: Path) -> tuple[int, Path]:
+    """Order of both systems: by length, then by ranks."""
+    return len(path), path
+
+
+def _rank_paths(function: str, tree: DraftTree, candidates: Candidates | None, in_order: bool) -> list[Path]:
+    """Return the rank path of every node below the root, in node order.
+
+    A tree holds tokens, not ranks: they come from `candidates`, or are the places among the siblings where those are
+    known to be the first candidates in order, because best_first_tree made the tree or the caller says so.
+    """
+    batched = tree_on_host(function, tree)
+    if tree.is_batched:
+        raise UnsupportedError(
+            f"{function}: `tree` has a request axis, but this form is one static tree that all requests share; convert "
+            f"one request (`without_batch()` gives the first)"
+        )
+    count = int(tree.num_nodes)
+    if count < 2:
+        raise UnsupportedError(
+            f"{function}: `tree` has {count} nodes, but this form lists at least one besides the root"
+        )
+    table = None if candidates is None else candidates_on_host(function, candidates)
+    if table is None and tree.path_scores is None and not in_order:
+        raise UnsupportedError(
+            f"{function}: `candidates` is None and `tree` has no path scores, so the ranks of its tokens are unknown; "
+            f"pass the `candidates` it was made of, or in_order=True when the children of every node are its first "
+            f"candidates in order"
+        )
+    if table is not None and table.is_batched:
+        raise ShapeError(f"{function}: `candidates` has a request axis and `tree` has none")
+    paths: list[Path] = [()]
+    children = [0] * count
+    for node in range(1, count):
+        parent, depth = int(batched.parents[0, node]), int(batched.depths[0, node])
+        rank = children[parent]
+        children[parent] += 1
+        if table is not None:
+            token = int(batched.token_ids[0, node])
+            row = table.token_ids[depth - 1].tolist() if depth <= len(table.token_ids) else []
+            if token not in row:
+                raise UnsupportedError(
+                    f"{function}: node {node} has token {token}, which is not among the {len(row)} candidates of depth "
+                    f"{depth}; a path holds ranks, not tokens"
+                )
+            rank = row.index(token)
+        paths.append((*paths[parent], rank))
+    return paths[1:]
+
+
+def _checked_paths(function: str, name: str, paths: Any) -> list[Path]:
+    """Return the paths as tuples after checking that they are those of a tree."""
+    try:
+        given = list(paths)
+    except TypeError:
+        raise DTypeError(
+            f"{function}: `{name}` is {type(paths).__name__}, expected paths such as [[0], [0, 1]]"
+        ) from None
+    found: list[Path] = []
+    for path in given:
+        if not isinstance(path, tuple | list):
+            raise DTypeError(f"{function}: `{name}` holds {path!r}, expected paths such as (0,) or [0, 1]")
+        ranks = tuple(path)
+        if not all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in ranks):
+            raise DTypeError(f"{function}: path {path!r} of `{name}` holds something else than integers")
+        if not ranks:
+            raise ArgumentError(f"{function}: `{name}` holds an empty path; the root is not listed")
+        if min(ranks) < 0:
+            raise ArgumentError(f"{function}: path {path!r} of `{name}` holds a rank below 0")
+        found.append(tuple(int(rank) for rank in ranks))
+    known = set(found)
+    if len(known) != len(found):
+        twice = next(path for i, path in enumerate(found) if path in found[:i])
+        raise ArgumentError(f"{function}: `{name}` holds path {twice} twice")
+    for path in found:
+        if len(path) > 1 and path[:-1] not in known:
+            raise ArgumentError(f"{function}: path {path} of `{name}` lacks its parent {path[:-1]}")
+    if not found:
+        raise ArgumentError(f"{function}: `{name}` is empty, expected at least one path")
+    return found
+
+
+def _tree_from_paths(
+    function: str, paths: list[Path], candidates: Candidates, root_token_ids: npt.ArrayLike
+) -> DraftTree:
+    """Return the tree whose node i + 1 is `paths[i]`, tokens from the candidates; batched when they are."""
+    table = candidates_on_host(function, candidates)
+    tokens_of = table.token_ids if table.is_batched else table.token_ids[None]
+    batch, draft_len, width = tokens_of.shape
+    roots = integer_array(function, "root_token_ids", root_token_ids)
+    if roots.shape not in ((), (batch,) if table.is_batched else ()):
+        raise ShapeError(f"{function}: `root_token_ids` is {roots.shape}, expected () or one token a request")
+    if (roots < 0).any():
+        raise ArgumentError(f"{function}: `root_token_ids` is {roots.tolist()}, expected tokens of at least 0")
+    node_of: dict[Path, int] = {(): 0}
+    parents = [-1]
+    token_ids = np.zeros((batch, len(paths) + 1), np.int64)
+    token_ids[:, 0] = as_int32(function, "root_token_ids", roots, "token ids are int32 here")
+    for node, path in enumerate(paths, start=1):
+        if path[:-1] not in node_of:
+            raise ArgumentError(f"{function}: path {path} comes before its parent {path[:-1]}")
+        if len(path) > draft_len or path[-1] >= width:
+            raise UnsupportedError(
+                f"{function}: path {path} needs candidate {path[-1]} at depth {len(path)}, but `candidates` has "
+                f"{width} at each of {draft_len} depths"
+            )
+        node_of[path] = node
+        parents.append(node_of[path[:-1]])
+        token_ids[:, node] = tokens_of[:, len(path) - 1, path[-1]]
+    missing = np.argwhere(token_ids < 0)
+    if missing.size:
+        request, node = missing[0]
+        raise UnsupportedError(
+            f"{function}: request {request} has no candidate for path {paths[node - 1]} (id -1); a static tree cannot "
+            f"leave a node out"
+        )
+    tree = DraftTree.from_parents(token_ids, np.broadcast_to(np.array(parents), token_ids.shape))
+    return tree if table.is_batched else tree.without_batch()
+
+
+def to_medusa_choices(
+    tree: DraftTree,
+    candidates: Candidates | None = None,
+    *,
+    in_order: bool = False,
+    top_k: int = 10,
+    num_heads: int | None = None,
+) -> list[list[int]]:
+    """Return the tree as Medusa choices: for every node below the root its path of ranks, from the root down.
+
+    Parameters
+    ----------
+    tree : DraftTree
+        One request, at least one node besides the root.
+    candidates : Candidates, optional
+        Where the ranks come from: a node's rank is the place of its token among the candidates of its depth. Trees
+        with path scores do without: `best_first_tree` takes candidates in order.
+    in_order : bool
+        Says of another tree, without candidates, that the children of every node are its first candidates in order,
+        so that a rank is the place among the siblings.
+    top_k : int
+        Candidates a head offers; Medusa's buffers are built for 10, and rank 10 would name the next head's first.
+    num_heads : int, optional
+        Depth limit: head d predicts depth d.
+
+    Returns
+    -------
+    list of list of int
+        In node order. The root is not listed; token ids and scores cannot be held.
+
+    Raises
+    ------
+    UnsupportedError
+        A batch (the tree is shared by all requests), a lone root, ranks that nothing tells, a token without a rank,
+        a rank of `top_k` or more, or a path longer than `num_heads`.
+    ShapeError, DTypeError, ArgumentError
+        Candidates that do not fit, arrays on a GPU.
+
+    Notes
+    -----
+    Medusa sorts the list by length, then by ranks, so its node order is breadth-first whatever the order here.
+    Source: `generate_medusa_buffers` in medusa/model/utils.py of github.com/FasterDecoding/Medusa.
+
+    Examples
+    --------
+    >>> to_medusa_choices(DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0]), in_order=True)
+    [[0], [0, 0], [1]]
+    """
+    function = "to_medusa_choices"
+    check = Checker(function)
+    limit = check.integer("top_k", top_k, low=1)
+    heads = None if num_heads is None else check.integer("num_heads", num_heads, low=1)
+    paths = _rank_paths(function, tree, candidates, in_order)
+    for node, path in enumerate(paths, start=1):
+        if path[-1] >= limit:
+            raise UnsupportedError(
+                f"{function}: node {node} has rank {path[-1]} at depth {len(path)}, but a head offers {limit} "
+                f"candidates (`top_k`)"
+            )
+        if heads is not None and len(path) > heads:
+            raise UnsupportedError(f"{function}: node {node} lies at depth {len(path)}, deeper than {heads} heads")
+    return [list(path) for path in paths]
+
+
+def from_medusa_choices(
+    choices: Iterable[Sequence[int]],
+    candidates: Candidates,
+    *,
+    root_token_ids: npt.ArrayLike,
+    order: str = "sorted",
+) -> DraftTree:
+    """Make the tree that choices describe, with the tokens of a round.
+
+    Parameters
+    ----------
+    choices : iterable of sequences of int
+        Paths of ranks without the root, in any order.
+    candidates : Candidates
+        Shapes ([B,] L, K): entry [d - 1, r] is the token of rank r at depth d. A batch gives one tree a request,
+        all of one shape.
+    root_token_ids : int or int array_like, shape ([B])
+        The root, in Medusa the base model's own next token.
+    order : {"sorted", "given"}
+        Node order: by length and ranks as in Medusa's buffers, or that of the list, parents before children.
+
+    Returns
+    -------
+    DraftTree
+        Shapes ([B,] N), N = number of choices + 1; path_scores None.
+
+    Raises
+    ------
+    UnsupportedError
+        A path deeper than L, a rank of K or more, or a candidate that is missing (id -1), roots beyond int32.
+    ShapeError, DTypeError, ArgumentError
+        An empty list or path, a path twice or without its parent, entries that are no ranks, roots that do not fit.
+
+    Examples
+    --------
+    >>> ids, logits = np.array([[10, 11], [20, 21]], np.int32), np.zeros((2, 2), np.float32)
+    >>> table = Candidates(ids, logits, np.ones(2, np.float32))
+    >>> from_medusa_choices([[0], [0, 0], [1]], table, root_token_ids=7).token_ids.tolist()
+    [7, 10, 11, 20]
+    """
+    function = "from_medusa_choices"
+    Checker(function).choice("order", order, ("sorted", "given"))
+    paths = _checked_paths(function, "choices", choices)
+    return _tree_from_paths(
+        function, sorted(paths, key=_sort_key) if order == "sorted" else paths, candidates, root_token_ids
+    )
+
+
+def _check_uniform(function: str, paths: list[Path]) -> None:
+    """Raise unless all nodes of a level have the same number of children, ranks 0 and up."""
+    children = Counter(path[:-1] for path in paths)
+    known = set(paths)
+    for depth in range(max(map(len, paths))):
+        level = [path for path in ((), *paths) if len(path) == depth]
+        wanted = max(children[path] for path in level)
+        for path in level:
+            if any((*path, rank) not in known for rank in range(wanted)):
+                raise UnsupportedError(
+                    f"{function}: node {path} has {children[path]} children, but vLLM drafts the same number, ranks 0 "
+                    f"to {wanted - 1}, for every node of depth {depth}; `require_uniform=False` skips this check"
+                )
+
+
+def to_vllm_token_tree(
+    tree: DraftTree,
+    candidates: Candidates | None = None,
+    *,
+    in_order: bool = False,
+    require_uniform: bool = True,
+) -> str:
+    """Return the tree as the string vLLM took as `speculative_token_tree`.
+
+    Parameters
+    ----------
+    tree : DraftTree
+        One request, at least one node besides the root.
+    candidates, in_order
+        Where the ranks come from, as in `to_medusa_choices`.
+    require_uniform : bool
+        Whether to refuse trees that vLLM parsed but did not draft: it gave every node of a level the same number
+        of children. Forks lift that.
+
+    Returns
+    -------
+    str
+        Paths sorted by length, then by ranks, as vLLM sorts them. The root is not listed;
+        `num_speculative_tokens` is the number of paths. Token ids and scores cannot be held.
+
+    Raises
+    ------
+    UnsupportedError, ShapeError, DTypeError, ArgumentError
+        What `to_medusa_choices` refuses, and a tree that is not uniform by level.
+
+    Notes
+    -----
+    vLLM removed tree attention in pull request 42121. Source: vllm/config/speculative.py,
+    vllm/v1/spec_decode/eagle.py and vllm/v1/attention/backends/tree_attn.py of github.com/vllm-project/vllm before
+    that.
+
+    Examples
+    --------
+    >>> to_vllm_token_tree(DraftTree.from_parents([7, 10, 20, 21], [-1, 0, 1, 1]), in_order=True)
+    '[(0,), (0, 0), (0, 1)]'
+    """
+    function = "to_vllm_token_tree"
+    paths = sorted(_rank_paths(function, tree, candidates, in_order), key=_sort_key)
+    if require_uniform:
+        _check_uniform(function, paths)
+    return str(paths)
+
+
+def from_vllm_token_tree(text: str, candidates: Candidates, *, root_token_ids: npt.ArrayLike) -> DraftTree:
+    """Make the tree that a string describes, with the tokens of a round; nodes breadth-first, as vLLM numbers them.
+
+    Parameters
+    ----------
+    text : str
+        A Python literal, list of tuples of ranks; a one-rank path is written (0,).
+    candidates, root_token_ids
+        As in `from_medusa_choices`; the root is in vLLM the last sampled token.
+
+    Returns
+    -------
+    DraftTree
+        Shapes ([B,] N), N = number of paths + 1; path_scores None.
+
+    Raises
+    ------
+    UnsupportedError, ShapeError, DTypeError, ArgumentError
+        Text that is not a literal list, and what `from_medusa_choices` refuses.
+
+    Examples
+    --------
+    >>> ids, logits = np.array([[10, 11], [20, 21]], np.int32), np.zeros((2, 2), np.float32)
+    >>> table = Candidates(ids, logits, np.ones(2, np.float32))
+    >>> from_vllm_token_tree("[(0,), (0, 0), (1,)]", table, root_token_ids=7).token_ids.tolist()
+    [7, 10, 11, 20]
+    """
+    function = "from_vllm_token_tree"
+    if not isinstance(text, str):
+        raise DTypeError(f"{function}: `text` is {type(text).__name__}, expected str")
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ArgumentError(f"{function}: `text` is not a Python literal ({error}): {text[:80]!r}") from None
+    if not isinstance(found, list | tuple):
+        raise ArgumentError(f"{function}: `text` is a {type(found).__name__}, expected a list of tuples")
+    paths = _checked_paths(function, "text", found)
+    return _tree_from_paths(function, sorted(paths, key=_sort_key), candidates, root_token_ids)
