@@ -6,8 +6,12 @@ those stay behind. Names follow each system, so the dicts can be passed on as th
 """
 
 from ddtree_cupy.interop.flashinfer import FlashInferMask, from_flashinfer_mask, to_flashinfer_mask
-from ddtree_cupy.interop.huggingface import from_huggingface, to_huggingface
-from ddtree_cupy.interop.huggingface_masks import from_huggingface_mask, to_huggingface_mask
+from ddtree_cupy.interop.huggingface import (
+    from_huggingface,
+    from_huggingface_mask,
+    to_huggingface,
+    to_huggingface_mask,
+)
 from ddtree_cupy.interop.parents import from_parent_lists, to_parent_lists, tree_from_visibility
 from ddtree_cupy.interop.sglang import from_sglang, to_sglang
 from ddtree_cupy.interop.sglang_accept import from_sglang_accept, to_sglang_accept

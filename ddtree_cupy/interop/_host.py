@@ -50,12 +50,6 @@ def dense_on_host(function: str, visibility: Any) -> tuple[npt.NDArray[np.bool_]
     return found.to_dense(), found.num_nodes.astype(np.int64)
 
 
-def padding_sees_itself(dense: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a copy of (B, N, N) in which every row of padding sees its own node, so that no softmax is empty."""
-    padding = np.arange(dense.shape[-1]) >= counts[:, None]
-    return np.asarray(dense | (padding[:, :, None] & np.eye(dense.shape[-1], dtype=bool)))
-
-
 def mapping_with(function: str, arrays: Any, names: Iterable[str]) -> None:
     """Raise unless `arrays` is a mapping that has all `names`."""
     if not isinstance(arrays, Mapping):
@@ -161,19 +155,32 @@ def padded_tokens(function: str, tree: DraftTree, pad_token_id: int | None) -> n
     return filled
 
 
-def visibility_from(dense: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64]) -> Visibility:
-    """Return the Visibility of bool (B, N, N) and the node counts (B)."""
-    return Visibility.from_dense(dense, counts.astype(np.int32))
-
-
-def strip_context(
-    function: str, request: int, rows: npt.NDArray[np.bool_], context: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """Return `rows`, the node part of a mask, after checking that `context`, the other part, hides nothing."""
-    if not context.all():
-        row, column = np.argwhere(~context)[0]
-        raise UnsupportedError(
-            f"{function}: row {row} of request {request} hides context key {column}, but a Visibility covers tree "
-            f"nodes only and sees the whole context (no windows, no holes)"
+def tree_behind(function: str, visibility: Visibility, name: str, token_ids: npt.NDArray[Any]) -> DraftTree:
+    """Recover a tree as `tree_from_visibility` does; `name` is that of the tokens."""
+    dense, counts = dense_on_host(function, visibility)
+    axes: tuple[int, ...] = tuple(dense.shape[:2])[0 if visibility.is_batched else 1 :]
+    tokens: Any = integers(Checker(function), name, token_ids, axes).reshape(dense.shape[:2])
+    parents = np.full(tokens.shape, -1, np.int64)
+    for request, count in enumerate(counts.tolist()):
+        for node in range(count):
+            before = np.flatnonzero(dense[request, node, :node])
+            parent = int(before[-1]) if before.size else -1
+            expected = dense[request, parent].copy() if parent >= 0 else np.zeros(dense.shape[-1], bool)
+            expected[node] = True
+            if (parent < 0) != (node == 0) or (dense[request, node] != expected).any():
+                seen = np.flatnonzero(dense[request, node]).tolist()
+                raise UnsupportedError(
+                    f"{function}: row {node} of request {request} sees {seen}, expected "
+                    f"{'itself only' if node == 0 else 'a path from node 0 to itself'}; no tree has this mask"
+                )
+            parents[request, node] = parent
+    used = np.arange(tokens.shape[1]) < counts[:, None]
+    negative = np.argwhere(used & (tokens < 0))
+    if negative.size:
+        request, node = negative[0]
+        raise ArgumentError(
+            f"{function}: `{name}` of request {request} holds {tokens[request, node]} among its {counts[request]} "
+            f"valid nodes"
         )
-    return rows
+    tree = tree_of(function, name, np.where(used, tokens, -1), parents)
+    return tree if visibility.is_batched else tree.without_batch()

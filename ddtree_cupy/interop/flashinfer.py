@@ -16,9 +16,8 @@ from ddtree_cupy.interop._host import (
     dense_on_host,
     integers,
     lengths,
-    strip_context,
-    visibility_from,
 )
+from ddtree_cupy.interop._masks import LAYOUTS, read_flat, units, write_flat
 
 
 class FlashInferMask(NamedTuple):
@@ -28,10 +27,6 @@ class FlashInferMask(NamedTuple):
     mask_indptr: npt.NDArray[np.int32]  # (B + 1), in cells, or in bytes when packed
     qo_indptr: npt.NDArray[np.int32]  # (B + 1), query rows
     kv_lens: npt.NDArray[np.int32]  # (B), context_len + num_nodes
-
-
-def _offsets(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def to_flashinfer_mask(
@@ -83,22 +78,15 @@ def to_flashinfer_mask(
     dense, counts = dense_on_host(function, visibility)
     past = lengths(function, "context_lens", context_lens, len(counts))
     widths = past + counts
-    rows = _offsets(counts)
-    each = [count * width for count, width in zip(counts.tolist(), widths.tolist(), strict=True)]  # exact, any size
-    total = sum(-(-cells // 8) if packed else cells for cells in each)
-    largest = max(total, int(rows[-1]), max(widths.tolist(), default=0))
-    if largest > INT32.max:
+    layout = LAYOUTS["flashinfer_packed" if packed else "flashinfer"]
+    rows, starts = (list(accumulate(sizes, initial=0)) for sizes in (counts.tolist(), units(layout, counts, past)))
+    if max(starts[-1], rows[-1], int(widths.max(initial=0))) > INT32.max:
         unit = "bytes" if packed else "cells"
         raise UnsupportedError(
-            f"{function}: the mask has {total} {unit}, but FlashInfer's offsets are int32 (at most {INT32.max})"
+            f"{function}: the mask has {starts[-1]} {unit}, but FlashInfer's offsets are int32 (at most {INT32.max})"
         )
-    parts = []
-    for block, count, context in zip(dense, counts.tolist(), past.tolist(), strict=True):
-        cells = np.pad(block[:count, :count], ((0, 0), (context, 0)), constant_values=True).ravel()
-        parts.append(np.packbits(cells, bitorder="little") if packed else cells)
-    mask = np.concatenate([np.zeros(0, np.uint8 if packed else bool), *parts])
-    sizes = np.array([len(part) for part in parts], np.int64)
-    return FlashInferMask(mask, *(array.astype(np.int32) for array in (_offsets(sizes), rows, widths)))
+    mask = write_flat(layout, dense, counts, past)
+    return FlashInferMask(mask, *(np.array(values, np.int32) for values in (starts, rows, widths)))
 
 
 def _indptr(check: Checker, name: str, array: Any, batch: int) -> npt.NDArray[np.int64]:
@@ -165,14 +153,15 @@ def from_flashinfer_mask(
             f"{function}: request {request} has {rows[request]} rows but {widths[request]} keys; the nodes' own keys "
             f"must be in the cache"
         )
-    each = [count * width for count, width in zip(rows.tolist(), widths.tolist(), strict=True)]  # exact, any size
-    expected = list(accumulate((-(-cells // 8) if packed else cells for cells in each), initial=0))
+    layout = LAYOUTS["flashinfer_packed" if packed else "flashinfer"]
+    past = widths - rows
+    expected = list(accumulate(units(layout, rows, past), initial=0))
     if packed and mask_indptr is None:
         raise ArgumentError(f"{function}: a packed mask needs `mask_indptr`, its offsets in bytes")
     if mask_indptr is not None:
         given = _indptr(check, "mask_indptr", mask_indptr, len(widths)).tolist()
         if given != expected:
-            in_cells = packed and given == list(accumulate(each, initial=0))
+            in_cells = packed and given == list(accumulate(units(LAYOUTS["flashinfer"], rows, past), initial=0))
             hint = "; these offsets count cells, a packed mask has them in bytes" if in_cells else ""
             raise ArgumentError(
                 f"{function}: `mask_indptr` is {given}, expected {expected} for rows {rows.tolist()} "
@@ -186,10 +175,4 @@ def from_flashinfer_mask(
     most = int(rows.max(initial=0))
     size = max(most, 1) if capacity is None else check.integer("capacity", capacity, low=max(most, 1))
     addressable(function, "qo_indptr" if capacity is None else "capacity", (len(widths), size, size))
-    dense = np.zeros((len(widths), size, size), bool)
-    for request, (count, width) in enumerate(zip(rows.tolist(), widths.tolist(), strict=True)):
-        block = custom_mask[expected[request] : expected[request + 1]]
-        cells = np.unpackbits(block, count=count * width, bitorder="little").astype(bool) if packed else block
-        cells, past = cells.reshape(count, width), width - count
-        dense[request, :count, :count] = strip_context(function, request, cells[:, past:], cells[:, :past])
-    return visibility_from(dense, rows)
+    return read_flat(function, layout, custom_mask, past, rows, size)

@@ -13,9 +13,7 @@ from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, Unsupporte
 from ddtree_cupy.interop._host import (
     INT32,
     addressable,
-    dense_on_host,
-    integers,
-    tree_of,
+    tree_behind,
     tree_on_host,
 )
 
@@ -213,47 +211,3 @@ def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) ->
     [-1, 0, 1, 0]
     """
     return tree_behind("tree_from_visibility", visibility, "token_ids", token_ids)
-
-
-def tree_behind(function: str, visibility: Visibility, name: str, token_ids: npt.NDArray[Any]) -> DraftTree:
-    """Recover a tree as `tree_from_visibility` does, for a caller whose tokens have another name.
-
-    Parameters
-    ----------
-    function, name : str
-        The caller and its name of the tokens, for the messages.
-    visibility, token_ids
-        As in `tree_from_visibility`.
-
-    Raises
-    ------
-    UnsupportedError, ShapeError, DTypeError, ArgumentError
-        As in `tree_from_visibility`.
-    """
-    dense, counts = dense_on_host(function, visibility)
-    axes: tuple[int, ...] = tuple(dense.shape[:2])[0 if visibility.is_batched else 1 :]
-    tokens: Any = integers(Checker(function), name, token_ids, axes).reshape(dense.shape[:2])
-    parents = np.full(tokens.shape, -1, np.int64)
-    for request, count in enumerate(counts.tolist()):
-        for node in range(count):
-            before = np.flatnonzero(dense[request, node, :node])
-            parent = int(before[-1]) if before.size else -1
-            expected = dense[request, parent].copy() if parent >= 0 else np.zeros(dense.shape[-1], bool)
-            expected[node] = True
-            if (parent < 0) != (node == 0) or (dense[request, node] != expected).any():
-                seen = np.flatnonzero(dense[request, node]).tolist()
-                raise UnsupportedError(
-                    f"{function}: row {node} of request {request} sees {seen}, expected "
-                    f"{'itself only' if node == 0 else 'a path from node 0 to itself'}; no tree has this mask"
-                )
-            parents[request, node] = parent
-    used = np.arange(tokens.shape[1]) < counts[:, None]
-    negative = np.argwhere(used & (tokens < 0))
-    if negative.size:
-        request, node = negative[0]
-        raise ArgumentError(
-            f"{function}: `{name}` of request {request} holds {tokens[request, node]} among its {counts[request]} "
-            f"valid nodes"
-        )
-    tree = tree_of(function, name, np.where(used, tokens, -1), parents)
-    return tree if visibility.is_batched else tree.without_batch()

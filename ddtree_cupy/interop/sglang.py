@@ -138,11 +138,10 @@ def _walk(request: int, next_token: list[int], next_sibling: list[int]) -> list[
 def _tree(arrays: Mapping[str, Array]) -> tuple[DraftTree, npt.NDArray[np.int64]]:
     """Return the tree behind the links and the positions (B, D)."""
     check = Checker("from_sglang")
-    index = integers(check, "retrieve_index", _field(arrays, "retrieve_index", "retrive_index"), ("batch", "D"))
-    token_links = _field(arrays, "retrieve_next_token", "retrive_next_token")
-    sibling_links = _field(arrays, "retrieve_next_sibling", "retrive_next_sibling")
-    children = integers(check, "retrieve_next_token", token_links, ("batch", "D"))
-    siblings = integers(check, "retrieve_next_sibling", sibling_links, ("batch", "D"))
+    index, children, siblings = (
+        integers(check, f"retrieve_{part}", _field(arrays, f"retrieve_{part}", f"retrive_{part}"), ("batch", "D"))
+        for part in ("index", "next_token", "next_sibling")
+    )
     batch, size = index.shape
     if size == 0:
         raise ArgumentError("from_sglang: D is 0, expected at least the root")

@@ -16,10 +16,8 @@ from ddtree_cupy.interop._host import (
     integer_array,
     lengths,
     node_counts,
-    padding_sees_itself,
-    strip_context,
-    visibility_from,
 )
+from ddtree_cupy.interop._masks import LAYOUTS, Layout, read_flat, write_flat
 
 
 class TreeMaskMode(IntEnum):
@@ -51,7 +49,10 @@ def mask_mode(function: str, mode: Any) -> TreeMaskMode:
         raise ArgumentError(f"{function}: `mode` is {mode!r}, expected one of {known}") from None
 
 
-def _packed_dtype(function: str, draft_token_num: int) -> "np.dtype[Any]":
+def _dtype(function: str, layout: Layout, draft_token_num: int) -> "np.dtype[Any]":
+    """Return that of the mask: bool, or the narrowest word that holds a row."""
+    if layout.unit == "cell":
+        return np.dtype(bool)
     for bits in (8, 16, 32):
         if draft_token_num <= bits:
             return np.dtype(f"uint{bits}")
@@ -108,24 +109,18 @@ def to_sglang_mask(
     [1, 1, 1, 0, 0, 1]
     """
     function = "to_sglang_mask"
-    layout = mask_mode(function, mode)
+    chosen = mask_mode(function, mode)
+    layout = LAYOUTS[chosen.name]
     dense, counts = dense_on_host(function, visibility)
     batch, size, _ = dense.shape
-    dense = padding_sees_itself(dense, counts)
-    if layout is TreeMaskMode.QLEN_ONLY:
-        return np.asarray(dense.ravel())
-    if layout is TreeMaskMode.QLEN_ONLY_BITPACKING:
-        dtype = _packed_dtype(function, size)
-        weights = np.left_shift(np.uint64(1), np.arange(size, dtype=np.uint64))
-        return np.asarray(np.where(dense, weights, np.uint64(0)).sum(axis=-1).ravel(), dtype)
-    if context_lens is None:
-        raise ArgumentError(f"{function}: FULL_MASK has context columns and so needs `context_lens`")
-    past = lengths(function, "context_lens", context_lens, batch)
-    addressable(function, "context_lens", (size, sum(past.tolist()) + batch * size))
-    parts = [
-        np.pad(rows, ((0, 0), (int(n), 0)), constant_values=True).ravel() for rows, n in zip(dense, past, strict=True)
-    ]
-    return np.concatenate([np.zeros(0, bool), *parts])
+    dtype = _dtype(function, layout, size)
+    past = np.zeros(batch, np.int64)
+    if layout.context:
+        if context_lens is None:
+            raise ArgumentError(f"{function}: FULL_MASK has context columns and so needs `context_lens`")
+        past = lengths(function, "context_lens", context_lens, batch)
+        addressable(function, "context_lens", (size, sum(past.tolist()) + batch * size))
+    return write_flat(layout, dense, counts, past).astype(dtype, copy=False)
 
 
 def from_sglang_mask(
@@ -172,36 +167,26 @@ def from_sglang_mask(
     [1, 0, 0, 1]
     """
     function = "from_sglang_mask"
-    layout = mask_mode(function, mode)
+    chosen = mask_mode(function, mode)
+    layout = LAYOUTS[chosen.name]
     check = Checker(function)
     size = check.integer("draft_token_num", draft_token_num, low=1)
     check_host(check, "tree_mask", tree_mask)
-    packed = layout is TreeMaskMode.QLEN_ONLY_BITPACKING
-    check.array("tree_mask", tree_mask, ("cells",), (_packed_dtype(function, size).name if packed else "bool",))
-    if layout is TreeMaskMode.FULL_MASK and context_lens is None:
+    check.array("tree_mask", tree_mask, ("cells",), (_dtype(function, layout, size).name,))
+    if layout.context and context_lens is None:
         raise ArgumentError(f"{function}: FULL_MASK has context columns and so needs `context_lens`")
-    each = size if packed else size * size
+    each = size if layout.unit == "word" else size * size
     batch = tree_mask.size // each
     past = np.zeros(batch, np.int64)
     if context_lens is not None:
         batch = integer_array(function, "context_lens", context_lens).size
         past = lengths(function, "context_lens", context_lens, batch)
-    cells = batch * each + (size * sum(past.tolist()) if layout is TreeMaskMode.FULL_MASK else 0)
+    cells = batch * each + size * sum(past.tolist()) * layout.context
     if tree_mask.size != cells:
         raise ShapeError(
             f"{function}: `tree_mask` has {tree_mask.size} cells, expected {cells} for {batch} requests of {size} "
-            f"rows in {layout.name}; cut a reused buffer, and count the same requests on both sides"
+            f"rows in {chosen.name}; cut a reused buffer, and count the same requests on both sides"
         )
     addressable(function, "draft_token_num", (batch, size, size))
     counts = node_counts(function, "num_nodes", num_nodes, batch, size)
-    if packed:
-        bits = np.right_shift(tree_mask[:, None].astype(np.uint64), np.arange(size, dtype=np.uint64)) & np.uint64(1)
-        return visibility_from((bits == 1).reshape(batch, size, size), counts)
-    if layout is TreeMaskMode.QLEN_ONLY:
-        return visibility_from(tree_mask.reshape(batch, size, size), counts)
-    dense, start = np.zeros((batch, size, size), bool), 0
-    for request, (width, count) in enumerate(zip((past + size).tolist(), counts.tolist(), strict=True)):
-        block = tree_mask[start : start + size * width].reshape(size, width)[:count]
-        dense[request, :count] = strip_context(function, request, block[:, width - size :], block[:, : width - size])
-        start += size * width
-    return visibility_from(dense, counts)
+    return read_flat(function, layout, tree_mask, past, counts, size)

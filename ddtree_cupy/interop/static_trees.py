@@ -19,9 +19,9 @@ from ddtree_cupy.interop._host import as_int32, candidates_on_host, integer_arra
 Path = tuple[int, ...]
 
 
-def _sort_key(path: Path) -> tuple[int, Path]:
-    """Order of both systems: by length, then by ranks."""
-    return len(path), path
+def _sorted(paths: list[Path]) -> list[Path]:
+    """Return the paths in the order of both systems: by length, then by ranks."""
+    return sorted(paths, key=lambda path: (len(path), path))
 
 
 def _rank_paths(function: str, tree: DraftTree, candidates: Candidates | None, in_order: bool) -> list[Path]:
@@ -246,9 +246,7 @@ def from_medusa_choices(
     function = "from_medusa_choices"
     Checker(function).choice("order", order, ("sorted", "given"))
     paths = _checked_paths(function, "choices", choices)
-    return _tree_from_paths(
-        function, sorted(paths, key=_sort_key) if order == "sorted" else paths, candidates, root_token_ids
-    )
+    return _tree_from_paths(function, _sorted(paths) if order == "sorted" else paths, candidates, root_token_ids)
 
 
 def _check_uniform(function: str, paths: list[Path]) -> None:
@@ -308,7 +306,7 @@ def to_vllm_token_tree(
     '[(0,), (0, 0), (0, 1)]'
     """
     function = "to_vllm_token_tree"
-    paths = sorted(_rank_paths(function, tree, candidates, in_order), key=_sort_key)
+    paths = _sorted(_rank_paths(function, tree, candidates, in_order))
     if require_uniform:
         _check_uniform(function, paths)
     return str(paths)
@@ -350,5 +348,4 @@ def from_vllm_token_tree(text: str, candidates: Candidates, *, root_token_ids: n
         raise ArgumentError(f"{function}: `text` is not a Python literal ({error}): {text[:80]!r}") from None
     if not isinstance(found, list | tuple):
         raise ArgumentError(f"{function}: `text` is a {type(found).__name__}, expected a list of tuples")
-    paths = _checked_paths(function, "text", found)
-    return _tree_from_paths(function, sorted(paths, key=_sort_key), candidates, root_token_ids)
+    return _tree_from_paths(function, _sorted(_checked_paths(function, "text", found)), candidates, root_token_ids)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy._topology import pack_visibility, unpack_visibility, words_per_row
+from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.interop._host import (
@@ -17,10 +17,10 @@ from ddtree_cupy.interop._host import (
     integers,
     mapping_with,
     node_counts,
+    tree_behind,
     tree_on_host,
-    visibility_from,
 )
-from ddtree_cupy.interop.parents import tree_behind
+from ddtree_cupy.interop._masks import read_words, write_words
 
 Array = Any
 MASK, OFFSETS, LENGTHS = (f"spec_decoding_{name}" for name in ("packed_mask", "position_offsets", "generation_lengths"))
@@ -85,10 +85,7 @@ def to_tensorrt_llm_mask(
     least = words_per_row(rows)
     width = least if words is None else check.integer("words", words, low=least)
     addressable(function, "max_nodes" if words is None else "words", (batch, rows, width), itemsize=4)
-    kept = min(size, rows)
-    mask = np.zeros((batch, rows, width), np.uint32)
-    packed = pack_visibility(dense[:, :kept, :kept])
-    mask[:, :kept, : packed.shape[-1]] = packed
+    mask = write_words(dense, rows, width)
     if ragged:
         mask = mask[np.arange(rows) < counts[:, None]]
     return mask.view(np.int32), counts.astype(np.int32)
@@ -158,13 +155,9 @@ def _read(
         )
     rows = max(most, 1) if ragged else packed_mask.shape[1]
     size = rows if capacity is None else check.integer("capacity", capacity, low=max(most, 1))
-    width = max(words, words_per_row(size))
-    addressable(function, "capacity", (batch, size, 32 * width))
-    square = np.zeros((batch, size, width), np.uint32)
-    used = np.arange(size) < counts[:, None]
-    source = packed_mask if ragged else packed_mask[np.arange(rows) < counts[:, None]]
-    square[used, :words] = np.ascontiguousarray(source).view(np.uint32)
-    return visibility_from(unpack_visibility(square, counts), counts)
+    addressable(function, "capacity", (batch, size, 32 * max(words, words_per_row(size))))
+    valid = packed_mask if ragged else packed_mask[np.arange(rows) < counts[:, None]]
+    return read_words(valid, counts, size)
 
 
 def to_tensorrt_llm(
