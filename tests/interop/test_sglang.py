@@ -105,6 +105,17 @@ def test_packed_words_widen_with_the_tree(size, dtype):
     assert mask.tolist() == [2 ** (i + 1) - 1 for i in range(size)]
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [("FULL_MASK", ["1100", "1110", "1001"]), ("QLEN_ONLY", ["100", "110", "001"]), (2, [1, 3, 4])],
+)
+def test_rows_of_padding_see_the_context_and_themselves(mode, expected):
+    """Two nodes of three, one key of context."""
+    mask = to_sglang_mask(batch_of(([7, 1], [-1, 0]), ([7, 1, 2], [-1, 0, 1])), [1, 1], mode=mode)
+    first = mask[: len(mask) // 2].astype(int).tolist()
+    assert first == [int(cell) for row in expected for cell in str(row)]
+
+
 def test_packed_mode_rejects_33_nodes_which_take_two_words_here():
     chain = batch_of((list(range(33)), list(range(-1, 32))))
     assert chain.visibility_bits.shape == (1, 33, 2)
