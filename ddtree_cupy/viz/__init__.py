@@ -3,7 +3,8 @@
 Every class takes its data in the constructor or through a class method (`from_tree`, `from_arrays`, ...), and
 `plot(ax=None, ...)` draws onto one Axes (a new one by default), keeps the artists in attributes with a trailing
 underscore (`ax_`, `figure_`, ...) and returns the object. Colours are those of Okabe and Ito; no global setting is
-touched. Arrays on a GPU are copied to the host when an object is made, which synchronises.
+touched. Arrays on a GPU are copied to the host when an object is made, which synchronises. Arguments that do not fit
+raise ShapeError, DTypeError or ArgumentError.
 """
 
 from ddtree_cupy.viz.acceptance import AcceptanceDisplay

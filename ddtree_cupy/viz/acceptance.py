@@ -5,13 +5,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import AcceptResult, DraftTree
-from ddtree_cupy.errors import ArgumentError, ShapeError
-from ddtree_cupy.viz import _common as c
-
-Array = Any
-Axes = Any
+from ddtree_cupy.errors import ShapeError
+from ddtree_cupy.viz import _base as c
+from ddtree_cupy.viz._arguments import Array
+from ddtree_cupy.viz._base import Axes, Display
 
 _RANKS = {
     "sibling": "rank among siblings (0 = the drafter's favourite)",
@@ -19,7 +17,7 @@ _RANKS = {
 }
 
 
-class AcceptanceDisplay:
+class AcceptanceDisplay(Display):
     """Accepted draft tokens of many rounds: a histogram over the depth, and hits by rank.
 
     Parameters
@@ -34,16 +32,10 @@ class AcceptanceDisplay:
 
     Attributes
     ----------
-    ax_, figure_ : matplotlib objects
     bars_, line_, mean_, legend_ : matplotlib objects
         Of kind "depth".
     image_, texts_ : matplotlib objects
         Of kind "rank".
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
 
     Examples
     --------
@@ -59,29 +51,24 @@ class AcceptanceDisplay:
     """
 
     def __init__(self, num_accepted: Array, *, hit_ranks: Array | None = None, rank_of: str = "sibling") -> None:
-        name = "AcceptanceDisplay"
-        counts = c.integers(name, "num_accepted", num_accepted)
-        ranks = None if hit_ranks is None else c.integers(name, "hit_ranks", hit_ranks, 2)
-        Checker(name).choice("rank_of", rank_of, tuple(_RANKS))
+        check = self._check()
+        counts = check.integers("num_accepted", num_accepted)
+        ranks = None if hit_ranks is None else check.integers("hit_ranks", hit_ranks, 2)
+        check.choice("rank_of", rank_of, tuple(_RANKS))
         self.rank_of = rank_of
-        c.same_length(name, len(counts), "num_accepted", hit_ranks=ranks)
+        check.same_length("num_accepted", counts, hit_ranks=ranks)
         active = counts >= 0
         if not active.any() or (counts < -1).any():
-            raise ArgumentError(f"{name}: `num_accepted` is {_shown(counts)}, expected an active round, values from -1")
+            raise check.error(f"`num_accepted` is {_shown(counts)}, expected an active round, values from -1")
         self.num_accepted = counts[active]
         self.hit_ranks = None if ranks is None else ranks[active]
         if self.hit_ranks is not None:
             if self.hit_ranks.min(initial=0) < -1:
-                raise ArgumentError(f"{name}: `hit_ranks` holds {self.hit_ranks.min()}, expected ranks and -1 for none")
+                raise check.error(f"`hit_ranks` holds {self.hit_ranks.min()}, expected ranks and -1 for none")
             deep = np.arange(self.hit_ranks.shape[1])
             wrong = (self.hit_ranks >= 0) != (deep < self.num_accepted[:, None])
             if wrong.any() or self.num_accepted.max() > len(deep):
-                raise ArgumentError(f"{name}: `hit_ranks` does not hold one rank for each of `num_accepted` depths")
-
-    @classmethod
-    def from_arrays(cls, num_accepted: Array, **options: Any) -> Self:
-        """Take plain arrays; `options` as in the constructor."""
-        return cls(num_accepted, **options)
+                raise check.error("`hit_ranks` does not hold one rank for each of `num_accepted` depths")
 
     @classmethod
     def from_rounds(cls, trees: Sequence[DraftTree], results: Sequence[AcceptResult]) -> Self:
@@ -93,16 +80,16 @@ class AcceptanceDisplay:
         results : sequence of AcceptResult
             As long, with the same request axes.
         """
-        name = "AcceptanceDisplay.from_rounds"
+        check = cls._check("from_rounds")
         if len(trees) != len(results):
-            raise ShapeError(f"{name}: `results` has {len(results)} entries, expected {len(trees)} like `trees`")
+            raise check.error(f"`results` has {len(results)} entries, expected {len(trees)} like `trees`", ShapeError)
         found = []
         for tree, result in zip(trees, results, strict=True):
-            c.container(name, "trees", tree, DraftTree)
-            c.container(name, "results", result, AcceptResult)
+            check.kind("trees", tree, DraftTree)
+            check.kind("results", result, AcceptResult)
             if tree.token_ids.shape != result.accepted.shape:
                 shapes = f"{result.accepted.shape}, expected {tree.token_ids.shape} like its tree"
-                raise ShapeError(f"{name}: `accepted` of a result is {shapes}")
+                raise check.error(f"`accepted` of a result is {shapes}", ShapeError)
             tree, result = tree._on_host(), result._on_host()
             if not tree.is_batched:
                 tree, result = tree.with_batch(), result.with_batch()
@@ -126,7 +113,7 @@ class AcceptanceDisplay:
     def rank_rates(self) -> Any:
         """Return float64 (L, ranks): fraction of rounds whose accepted node at depth d + 1 had that rank."""
         if self.hit_ranks is None:
-            raise ArgumentError("AcceptanceDisplay.rank_rates: `hit_ranks` is None, expected to be given")
+            raise self._check("rank_rates").error("`hit_ranks` is None, expected to be given")
         rates = np.zeros((self.hit_ranks.shape[1], int(self.hit_ranks.max(initial=0)) + 1))
         for depth, column in enumerate(self.hit_ranks.T):
             rates[depth] = np.bincount(column[column >= 0], minlength=rates.shape[1]) / len(column)
@@ -143,22 +130,20 @@ class AcceptanceDisplay:
         **kw
             To `bar` or `imshow`.
         """
-        Checker("AcceptanceDisplay.plot").choice("kind", kind, ("depth", "rank"))
+        self._check("plot").choice("kind", kind, ("depth", "rank"))
         if kind == "depth":
-            self._plot_depth(c.new_axes(ax, 5.2, 3.2), kw)
+            self._plot_depth(self._on_axes(ax, 5.2, 3.2), kw)
         else:
             rates = self.rank_rates()
             if not rates.size:
-                raise ArgumentError("AcceptanceDisplay.plot: no round accepted a token, expected one for kind 'rank'")
+                raise self._check("plot").error("no round accepted a token, expected one for kind 'rank'")
             height, width = (float(np.clip(1.3 + 0.34 * n, 2.2, 6.5)) for n in rates.shape)
-            self._plot_rank(c.new_axes(ax, width + 1.4, height), rates, kw)
-        self.figure_ = self.ax_.figure
+            self._plot_rank(self._on_axes(ax, width + 1.4, height), rates, kw)
         return self
 
     def _plot_depth(self, ax: Axes, kw: dict[str, Any]) -> None:
         rates = self.stop_rates()
         depths = np.arange(len(rates))
-        self.ax_ = ax
         self.bars_ = ax.bar(depths, rates, **{"color": c.SKY, "width": 0.8, "label": "rounds that stop here", **kw})
         reached = rates[::-1].cumsum()[::-1]
         self.line_ = ax.plot(depths, reached, color=c.BLUE, marker="o", ms=4, label="rounds that get this far")[0]
@@ -166,13 +151,10 @@ class AcceptanceDisplay:
         self.mean_ = ax.axvline(mean, color=c.VERMILLION, ls="--", lw=1.5, label=f"mean {mean:.2f}")
         ax.set_ylim(0, 1.05)
         ax.set_xticks(depths[:: max(1, len(depths) // 16)])
-        ax.set_xlabel("accepted draft tokens (depth)")
-        ax.set_ylabel(f"fraction of {len(self.num_accepted):,} rounds")
-        c.bare(ax, "top", "right")
+        self._name_axes("accepted draft tokens (depth)", f"fraction of {len(self.num_accepted):,} rounds")
         self.legend_ = ax.legend(frameon=False, fontsize=8)
 
     def _plot_rank(self, ax: Axes, rates: Any, kw: dict[str, Any]) -> None:
-        self.ax_ = ax
         self.image_ = ax.imshow(rates, **{"cmap": c.SCORES, "vmin": 0, "aspect": "auto", **kw})
         middle = sum(self.image_.get_clim()) / 2
         self.texts_ = []
@@ -187,7 +169,7 @@ class AcceptanceDisplay:
         ax.set_xticks(range(0, rates.shape[1], max(1, rates.shape[1] // 12)))
         ax.set_xlabel(_RANKS[self.rank_of])
         ax.set_ylabel("depth of the accepted node")
-        ax.figure.colorbar(self.image_, ax=ax, label="fraction of rounds (cells: %)", pad=0.02)
+        c.color_bar(ax, self.image_, "fraction of rounds (cells: %)")
 
 
 def _shown(values: Any) -> str:

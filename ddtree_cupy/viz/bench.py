@@ -6,18 +6,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import Checker
-from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.viz import _common as c
-
-Array = Any
-Axes = Any
+from ddtree_cupy.viz import _base as c
+from ddtree_cupy.viz._arguments import Array
+from ddtree_cupy.viz._base import Axes, Display
 
 _POSITIVE = ("contexts", "times_us", "low_us", "high_us", "flops", "bytes_moved")
 _TIMED = ("event_us", "low_us", "high_us", "tflops", "bytes")  # of every timed row of a report
 
 
-class BenchDisplay:
+class BenchDisplay(Display):
     """Measured runs of several kernel versions, one entry a run.
 
     Parameters
@@ -37,18 +34,13 @@ class BenchDisplay:
 
     Attributes
     ----------
-    ax_, figure_, legend_ : matplotlib objects
+    legend_ : matplotlib object
     lines_ : dict of str to Line2D
         One a version.
     bands_ : list
         20 to 80 % intervals of kind "time".
     roof_ : Line2D
         Of kind "roofline".
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
 
     Examples
     --------
@@ -72,37 +64,31 @@ class BenchDisplay:
         peak_flops_per_second: float | None = None,
         peak_bytes_per_second: float | None = None,
     ) -> None:
-        name = "BenchDisplay"
+        check = self._check()
         self.versions = [str(version) for version in versions]
         if not self.versions:
-            raise ArgumentError(f"{name}: `versions` is empty, expected at least one run")
+            raise check.error("`versions` is empty, expected at least one run")
         given = (contexts, times_us, low_us, high_us, flops, bytes_moved)
         arrays = {
-            argument: None if value is None else c.floats(name, argument, value, 1)
+            argument: None if value is None else check.floats(argument, value, 1)
             for argument, value in zip(_POSITIVE, given, strict=True)
         }
-        c.same_length(name, len(self.versions), "versions", **arrays)
+        check.same_length("versions", self.versions, **arrays)
         for argument, array in arrays.items():
-            if array is not None and not ((array > 0) & np.isfinite(array)).all():
-                raise ArgumentError(f"{name}: `{argument}` is {array.tolist()}, expected finite values above 0")
+            if array is not None:
+                check.positive(argument, array)
         self.contexts: Any = arrays["contexts"]
         self.times_us: Any = arrays["times_us"]
         self.low_us, self.high_us = arrays["low_us"], arrays["high_us"]
         self.flops, self.bytes_moved = arrays["flops"], arrays["bytes_moved"]
-        if (self.low_us is None) != (self.high_us is None):
-            raise ArgumentError(f"{name}: `low_us` and `high_us` go together, expected both or none")
+        check.both_or_none(low_us=low_us, high_us=high_us)
         for argument, peak in (
             ("peak_flops_per_second", peak_flops_per_second),
             ("peak_bytes_per_second", peak_bytes_per_second),
         ):
             if peak is not None:
-                Checker(name).real(argument, peak, above=0)
+                check.real(argument, peak, above=0)
         self.peak_flops_per_second, self.peak_bytes_per_second = peak_flops_per_second, peak_bytes_per_second
-
-    @classmethod
-    def from_arrays(cls, versions: Sequence[str], contexts: Array, times_us: Array, **options: Any) -> Self:
-        """Take plain arrays; `options` as in the constructor."""
-        return cls(versions, contexts, times_us, **options)
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any], *, op: str = "tree_attention") -> Self:
@@ -115,21 +101,21 @@ class BenchDisplay:
         op : str
             Rows of other ops are left out; so are rows that failed their gate or were refused.
         """
-        name = "BenchDisplay.from_report"
-        c.container(name, "report", report, Mapping)
+        check = cls._check("from_report")
+        check.kind("report", report, Mapping)
         rows = []
         for row in report.get("rows", ()):
-            c.container(name, "report['rows']", row, Mapping)
+            check.kind("report['rows']", row, Mapping)
             found = re.fullmatch(r"(.*) T (\d+)", row.get("name", ""))
             if row.get("op") == op and not {"failed", "refused"} & row.keys() and found:
                 missing = [key for key in ("variant", *_TIMED) if key not in row]
                 if missing:
-                    raise ArgumentError(f"{name}: `report` has no {missing[0]!r} in row {row['name']!r}, expected one")
+                    raise check.error(f"`report` has no {missing[0]!r} in row {row['name']!r}, expected one")
                 rows.append((f"{row['variant']}, {found[1]}", int(found[2]), row))
         if not rows:
-            raise ArgumentError(f"{name}: `report` has no timed row of {op} whose name ends in T n")
+            raise check.error(f"`report` has no timed row of {op} whose name ends in T n")
         peaks = report.get("yardstick_before", {})
-        timed = {key: c.floats(name, key, [row[key] for *_, row in rows], 1) for key in _TIMED}
+        timed = {key: check.floats(key, [row[key] for *_, row in rows], 1) for key in _TIMED}
         return cls(
             [version for version, *_ in rows],
             [context for _, context, _ in rows],
@@ -153,19 +139,15 @@ class BenchDisplay:
         **kw
             To every line.
         """
-        Checker("BenchDisplay.plot").choice("kind", kind, ("time", "roofline"))
+        self._check("plot").choice("kind", kind, ("time", "roofline"))
         if kind == "roofline":
             needed = ("flops", "bytes_moved", "peak_flops_per_second", "peak_bytes_per_second")
             missing = [argument for argument in needed if getattr(self, argument) is None]
             if missing:
-                raise ArgumentError(f"BenchDisplay.plot: `{missing[0]}` is None, expected a value for the roofline")
-        ax = c.new_axes(ax, 5.6, 3.8)
-        self.ax_, self.figure_ = ax, ax.figure
+                raise self._check("plot").error(f"`{missing[0]}` is None, expected a value for the roofline")
+        ax = self._on_axes(ax, 5.6, 3.8)
         self.bands_: list[Any] = []
         self.lines_ = self._plot_times(ax, kw) if kind == "time" else self._plot_roofline(ax, kw)
-        ax.grid(color=c.PALE, lw=0.6)
-        ax.set_axisbelow(True)
-        c.bare(ax, "top", "right")
         columns = 3 if max(map(len, self.versions)) < 18 else 2
         handles = [*self.lines_.values(), *([self.roof_] if kind == "roofline" else [])]
         self.legend_ = c.legend_above(ax, handles, columns)
@@ -193,8 +175,7 @@ class BenchDisplay:
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.xaxis.set_major_formatter("{x:,.0f}")
-        ax.set_xlabel("context length (tokens)")
-        ax.set_ylabel("time (µs, median)")
+        self._name_axes("context length (tokens)", "time (µs, median)", grid=True)
         return lines
 
     def _plot_roofline(self, ax: Axes, kw: dict[str, Any]) -> dict[str, Any]:
@@ -212,6 +193,5 @@ class BenchDisplay:
             lines[version] = ax.plot(intensity[runs], rate[runs], **options)[0]
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_xlabel("operations per byte (FLOP/B)")
-        ax.set_ylabel("rate (TFLOP/s)")
+        self._name_axes("operations per byte (FLOP/B)", "rate (TFLOP/s)", grid=True)
         return lines

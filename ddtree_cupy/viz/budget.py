@@ -5,16 +5,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
-from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.viz import _common as c
-
-Array = Any
-Axes = Any
+from ddtree_cupy.viz import _base as c
+from ddtree_cupy.viz._arguments import Arguments, Array, Floats
+from ddtree_cupy.viz._base import Axes, Display
 
 
-class BudgetDisplay:
+class BudgetDisplay(Display):
     """Tokens a verification pass adds to the text, over the budget; and the speedup when a pass costs more.
 
     Parameters
@@ -39,16 +36,10 @@ class BudgetDisplay:
 
     Attributes
     ----------
-    ax_, figure_ : matplotlib objects
     lines_ : dict of str to Line2D
         "expected" and "realised", as far as they are known.
     band_, best_, legend_
         Artists of the interval, of the best budget (speedup only) and of the legend.
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
 
     Examples
     --------
@@ -74,45 +65,39 @@ class BudgetDisplay:
         speedup_low: Array | None = None,
         speedup_high: Array | None = None,
     ) -> None:
-        name = "BudgetDisplay"
-        self.budgets = c.integers(name, "budgets", budgets)
+        check = self._check()
+        self.budgets = check.integers("budgets", budgets)
         if not self.budgets.size or (self.budgets < 0).any() or (np.diff(self.budgets) <= 0).any():
-            raise ArgumentError(f"{name}: `budgets` is {self.budgets.tolist()}, expected ascending values from 0 on")
+            raise check.error(f"`budgets` is {self.budgets.tolist()}, expected ascending values from 0 on")
         if expected is None and realised is None:
-            raise ArgumentError(f"{name}: `expected` and `realised` are None, expected at least one of them")
-        if (realised_low is None) != (realised_high is None) or (realised_low is not None and realised is None):
-            raise ArgumentError(f"{name}: `realised_low` and `realised_high` go together, and with `realised`")
-        if (speedup_low is None) != (speedup_high is None) or (speedup_low is not None and realised is None):
-            raise ArgumentError(f"{name}: `speedup_low` and `speedup_high` go together, and with `realised`")
+            raise check.error("`expected` and `realised` are None, expected at least one of them")
+        for which, low, high in (("realised", realised_low, realised_high), ("speedup", speedup_low, speedup_high)):
+            if (low is None) != (high is None) or (low is not None and realised is None):
+                pair = f"`{which}_low` and `{which}_high`"
+                raise check.error(f"{pair} go together, and with `realised`")
         unit, plain = "baseline_cost", 1.0 if baseline_cost is None else baseline_cost
         if callable(cost):
             unit, plain = ("cost(0)", cost(0)) if baseline_cost is None else (unit, plain)
             cost = [cost(int(n)) for n in self.budgets]
-        self.expected, self.realised, self.realised_low, self.realised_high, self.cost = (
-            self._values(name, argument, value)
-            for argument, value in (
-                ("expected", expected),
-                ("realised", realised),
-                ("realised_low", realised_low),
-                ("realised_high", realised_high),
-                ("cost", cost),
-            )
-        )
-        self.speedup_low = self._values(name, "speedup_low", speedup_low)
-        self.speedup_high = self._values(name, "speedup_high", speedup_high)
+        self.expected = self._values(check, "expected", expected)
+        self.realised = self._values(check, "realised", realised)
+        self.realised_low = self._values(check, "realised_low", realised_low)
+        self.realised_high = self._values(check, "realised_high", realised_high)
+        self.cost = self._values(check, "cost", cost)
+        self.speedup_low = self._values(check, "speedup_low", speedup_low)
+        self.speedup_high = self._values(check, "speedup_high", speedup_high)
         if self.cost is not None:
-            if (self.cost <= 0).any():
-                raise ArgumentError(f"{name}: `cost` is {self.cost.tolist()}, expected finite values above 0")
-            self.cost = self.cost / Checker(name).real(unit, plain, above=0)
+            check.positive("cost", self.cost)
+            self.cost = self.cost / check.real(unit, plain, above=0)
 
-    def _values(self, function: str, name: str, value: Array | None) -> c.Floats | None:
+    def _values(self, check: Arguments, name: str, value: Array | None) -> Floats | None:
         if value is None:
             return None
-        array = c.floats(function, name, value, 1)
-        c.same_length(function, len(self.budgets), "budgets", **{name: array})
+        array = check.floats(name, value, 1)
+        check.same_length("budgets", self.budgets, **{name: array})
         is_end = name.endswith(("_low", "_high"))  # NaN: no interval is known, as for a single prompt
         if np.isinf(array).any() or (np.isnan(array).any() and not is_end):
-            raise ArgumentError(f"{function}: `{name}` is {array.tolist()}, expected finite values")
+            raise check.error(f"`{name}` is {array.tolist()}, expected finite values")
         return array
 
     @classmethod
@@ -137,28 +122,23 @@ class BudgetDisplay:
         request : int, optional
             Which one of a batch.
         """
-        name = "BudgetDisplay.from_tree"
-        one = c.one_request(name, "tree", tree, request, DraftTree)
+        check = cls._check("from_tree")
+        one = check.one_request("tree", tree, request, DraftTree)
         if one.path_scores is None:
-            raise ArgumentError(f"{name}: `tree.path_scores` is None, expected a tree built from draft logits")
+            raise check.error("`tree.path_scores` is None, expected a tree built from draft logits")
         count = int(one.num_nodes)
         if cost is not None and not callable(cost):
-            cost = c.floats(name, "cost", cost, 1)[:count]
+            cost = check.floats("cost", cost, 1)[:count]
         expected = np.cumsum(np.exp(one.path_scores[:count]))
         return cls(np.arange(count), expected=expected, cost=cost, baseline_cost=baseline_cost)
 
-    @classmethod
-    def from_arrays(cls, budgets: Array, **options: Any) -> Self:
-        """Take plain arrays; `options` as in the constructor."""
-        return cls(budgets, **options)
-
     def speedup(self, which: str) -> Any:
         """Return float64 (n,): tokens a pass over its cost, for `which` = "expected" or "realised"."""
-        Checker("BudgetDisplay.speedup").choice("which", which, ("expected", "realised"))
+        self._check("speedup").choice("which", which, ("expected", "realised"))
         tokens = getattr(self, which)
         if self.cost is None or tokens is None:
             missing = "cost" if self.cost is None else which
-            raise ArgumentError(f"BudgetDisplay.speedup: `{missing}` is None, expected to be given")
+            raise self._check("speedup").error(f"`{missing}` is None, expected to be given")
         return tokens / self.cost
 
     def best_budget(self) -> int:
@@ -179,11 +159,10 @@ class BudgetDisplay:
         **kw
             To both lines.
         """
-        Checker("BudgetDisplay.plot").choice("kind", kind, ("tokens", "speedup"))
+        self._check("plot").choice("kind", kind, ("tokens", "speedup"))
         if kind == "speedup":
             self.best_budget()  # complains before anything is drawn
-        ax = c.new_axes(ax, 5.2, 3.4)
-        self.ax_, self.figure_ = ax, ax.figure
+        ax = self._on_axes(ax, 5.2, 3.4)
         scale = self.cost if kind == "speedup" and self.cost is not None else np.ones(len(self.budgets))
         looks = {"expected": (c.SKY, "o", "--"), "realised": (c.BLUE, "s", "-")}
         names = {"expected": "expected by the drafter", "realised": "realised"}
@@ -206,11 +185,8 @@ class BudgetDisplay:
             ax.set_xscale("symlog" if self.budgets[0] == 0 else "log", base=2, **self._linear_part())
             ax.xaxis.set_major_formatter("{x:.0f}")
         self.best_ = self._mark_best(ax) if kind == "speedup" else None
-        ax.set_xlabel("budget (nodes besides the root)")
-        ax.set_ylabel("tokens per target pass" if kind == "tokens" else "speedup over plain decoding")
-        ax.grid(color=c.PALE, lw=0.6)
-        ax.set_axisbelow(True)
-        c.bare(ax, "top", "right")
+        height = "tokens per target pass" if kind == "tokens" else "speedup over plain decoding"
+        self._name_axes("budget (nodes besides the root)", height, grid=True)
         self.legend_ = ax.legend(frameon=False, fontsize=8)
         return self
 

@@ -4,15 +4,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import Checker
-from ddtree_cupy.errors import ArgumentError, ShapeError
-from ddtree_cupy.viz import _common as c
-
-Array = Any
-Axes = Any
+from ddtree_cupy.errors import ShapeError
+from ddtree_cupy.viz import _base as c
+from ddtree_cupy.viz._arguments import Arguments, Array, Floats
+from ddtree_cupy.viz._base import Axes, Display
 
 
-class ErrorDisplay:
+class ErrorDisplay(Display):
     """Absolute errors against the errors the float rule allows, or as a map by node and head.
 
     Parameters
@@ -27,17 +25,11 @@ class ErrorDisplay:
 
     Attributes
     ----------
-    ax_, figure_ : matplotlib objects
     points_, failures_, diagonal_, legend_ : matplotlib objects
         Of kind "scatter": entries within their bound, beyond it (None for none), and error = allowed.
     image_, marks_, colorbar_, legend_ : matplotlib objects
         Of kind "map": the ratio of error and bound, and a cross on every cell above 1 (None for none). The
         legend is None with neither crosses nor root mean squares.
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
 
     Examples
     --------
@@ -55,23 +47,17 @@ class ErrorDisplay:
     def __init__(
         self, error: Array, allowed: Array, *, rms_error: float | None = None, rms_allowed: float | None = None
     ) -> None:
-        name = "ErrorDisplay"
-        self.error = c.floats(name, "error", error)
-        bound = c.floats(name, "allowed", allowed)
+        check = self._check()
+        self.error = check.floats("error", error)
+        bound = check.floats("allowed", allowed)
         if not self.error.size:
-            raise ShapeError(f"{name}: `error` is {self.error.shape}, expected at least one entry")
-        try:
-            self.allowed = np.broadcast_to(bound, self.error.shape)
-        except ValueError:
-            raise ShapeError(
-                f"{name}: `allowed` is {bound.shape}, expected to broadcast to {self.error.shape} like `error`"
-            ) from None
+            raise check.error(f"`error` is {self.error.shape}, expected at least one entry", ShapeError)
+        self.allowed = _broadcast(check, "allowed", bound, self.error, " like `error`")
         if (self.error < 0).any() or not (np.isfinite(self.allowed) & (self.allowed >= 0)).all():
-            raise ArgumentError(f"{name}: `error` or `allowed` holds values below 0, or `allowed` infinite ones")
-        if (rms_error is None) != (rms_allowed is None):
-            raise ArgumentError(f"{name}: `rms_error` and `rms_allowed` go together, expected both or none")
+            raise check.error("`error` or `allowed` holds values below 0, or `allowed` infinite ones")
+        check.both_or_none(rms_error=rms_error, rms_allowed=rms_allowed)
         self.rms_error, self.rms_allowed = (
-            None if value is None else float(c.floats(name, argument, value, 0))
+            None if value is None else float(check.floats(argument, value, 0))
             for argument, value in (("rms_error", rms_error), ("rms_allowed", rms_allowed))
         )
 
@@ -93,30 +79,25 @@ class ErrorDisplay:
         floor : float or array
             From `ddtree_cupy.testing.out_floor` or `lse_floor`.
         """
-        name = "ErrorDisplay.from_arrays"
+        check = cls._check("from_arrays")
         left, exact, base = (
-            c.floats(name, argument, value)
+            check.floats(argument, value)
             for argument, value in (("actual", actual), ("reference", reference), ("baseline", baseline))
         )
         for argument, array in (("actual", left), ("baseline", base)):
             if array.shape != exact.shape:
-                raise ShapeError(f"{name}: `{argument}` is {array.shape}, expected {exact.shape} like `reference`")
+                raise check.error(f"`{argument}` is {array.shape}, expected {exact.shape} like `reference`", ShapeError)
         with np.errstate(invalid="ignore"):
             same = (left == exact) | (np.isnan(left) & np.isnan(exact))
             error = np.where(same, 0.0, np.abs(left - exact))
             finite = np.isfinite(exact)
             of_baseline = np.abs(base - exact)[finite]
         if not np.isfinite(base[finite]).all():
-            raise ArgumentError(f"{name}: `baseline` is not finite everywhere, expected that where `reference` is")
-        margin = c.floats(name, "floor", floor)
-        try:
-            margins = np.broadcast_to(margin, exact.shape)[finite]
-        except ValueError:
-            raise ShapeError(f"{name}: `floor` is {margin.shape}, expected to broadcast to {exact.shape}") from None
+            raise check.error("`baseline` is not finite everywhere, expected that where `reference` is")
+        margin = check.floats("floor", floor)
+        margins = _broadcast(check, "floor", margin, exact)[finite]
         if not (np.isfinite(margins) & (margins >= 0)).all():
-            raise ArgumentError(
-                f"{name}: `floor` holds values below 0 or infinite ones, expected finite ones from 0 on"
-            )
+            raise check.error("`floor` holds values below 0 or infinite ones, expected finite ones from 0 on")
         rms_allowed = 2 * _rms(of_baseline) + _rms(margins) / 4
         bound = 2 * of_baseline.max(initial=0.0) + margin
         return cls(error, bound, rms_error=_rms(error[finite]), rms_allowed=rms_allowed)
@@ -146,7 +127,9 @@ class ErrorDisplay:
         The first two axes count as node and head; what follows them is reduced.
         """
         if self.error.ndim < 2:
-            raise ShapeError(f"ErrorDisplay: `error` is {self.error.shape}, expected (num_nodes, num_heads, ...)")
+            raise self._check().error(
+                f"`error` is {self.error.shape}, expected (num_nodes, num_heads, ...)", ShapeError
+            )
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.error == 0, 0.0, self.error / self.allowed)
         flat = np.where(np.isnan(ratio), np.inf, ratio).reshape(*self.error.shape[:2], -1)
@@ -163,18 +146,16 @@ class ErrorDisplay:
         **kw
             To `scatter` or `imshow`.
         """
-        Checker("ErrorDisplay.plot").choice("kind", kind, ("scatter", "map"))
+        self._check("plot").choice("kind", kind, ("scatter", "map"))
         if kind == "scatter":
-            self._plot_scatter(c.new_axes(ax, 4.6, 4.2), kw)
+            self._plot_scatter(self._on_axes(ax, 4.6, 4.2), kw)
         else:
             ratios = self.ratios()
             height, width = (float(np.clip(1.6 + 0.2 * n, 2.6, 7.0)) for n in ratios.shape)
-            self._plot_map(c.new_axes(ax, width + 1.6, height), ratios, kw)
-        self.figure_ = self.ax_.figure
+            self._plot_map(self._on_axes(ax, width + 1.6, height), ratios, kw)
         return self
 
     def _plot_scatter(self, ax: Axes, kw: dict[str, Any]) -> None:
-        self.ax_ = ax
         error, allowed, failed = self.error.ravel(), self.allowed.ravel(), self.failures.ravel()
         finite = np.isfinite(error)
         both = np.concatenate([error[finite], allowed])
@@ -196,9 +177,7 @@ class ErrorDisplay:
         ax.set_yscale("log")
         ax.set_xlim(bound.min() / 4, bound.max() * 4)
         ax.set_ylim(*ends)
-        ax.set_xlabel("allowed error (unit of the output)")
-        ax.set_ylabel("|kernel - reference| (exact on the lower edge)")
-        c.bare(ax, "top", "right")
+        self._name_axes("allowed error (unit of the output)", "|kernel - reference| (exact on the lower edge)")
         self.legend_ = c.legend_above(ax, [*ax.get_legend_handles_labels()[0], *self._rms_note()], columns=2)
 
     def _rms_note(self) -> list[Any]:
@@ -211,7 +190,6 @@ class ErrorDisplay:
         return [Line2D([], [], ls="", label=f"RMS {self.rms_error:.2g} {sign} {self.rms_allowed:.2g}: {verdict}")]
 
     def _plot_map(self, ax: Axes, ratios: Any, kw: dict[str, Any]) -> None:
-        self.ax_ = ax
         shown = np.minimum(ratios, 2.0)
         options = {"cmap": c.SCORES, "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest", **kw}
         self.image_ = ax.imshow(shown, **options)
@@ -227,12 +205,18 @@ class ErrorDisplay:
         ax.set_ylabel("node")
         for axis in (ax.xaxis, ax.yaxis):
             axis.get_major_locator().set_params(integer=True)
-        self.colorbar_ = ax.figure.colorbar(
-            self.image_, ax=ax, label="largest error / allowed error", extend="max", pad=0.02
-        )
+        self.colorbar_ = c.color_bar(ax, self.image_, "largest error / allowed error", extend="max")
 
 
-def _rms(values: c.Floats) -> float:
+def _broadcast(check: Arguments, name: str, array: Floats, to: Floats, like: str = "") -> Floats:
+    try:
+        return np.broadcast_to(array, to.shape)
+    except ValueError:
+        wanted = f"expected to broadcast to {to.shape}{like}"
+        raise check.error(f"`{name}` is {array.shape}, {wanted}", ShapeError) from None
+
+
+def _rms(values: Floats) -> float:
     """Return the root mean square without overflow; inf once a value is not finite."""
     scale = float(np.abs(values).max(initial=0.0))
     if not np.isfinite(scale):

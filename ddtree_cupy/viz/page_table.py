@@ -4,13 +4,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import PagedKV
-from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.viz import _common as c
-
-Array = Any
-Axes = Any
+from ddtree_cupy.viz import _base as c
+from ddtree_cupy.viz._arguments import Array
+from ddtree_cupy.viz._base import Axes, Display
 
 _LEFT, _RIGHT, _WIDTH = 0.0, 3.0, 1.0
 _GAP = 0.35  # between pages, in rows
@@ -20,7 +17,7 @@ _NAMES = ("context", "tree nodes", "no key yet", "not of this request")
 _HEAD = ("arrowstyle", "connectionstyle", "mutation_scale", "shrinkA", "shrinkB")
 
 
-class PageTableDisplay:
+class PageTableDisplay(Display):
     """Logical positions of a request on the left, the pool's pages on the right, an arrow from each to its place.
 
     Parameters
@@ -38,7 +35,6 @@ class PageTableDisplay:
 
     Attributes
     ----------
-    ax_, figure_ : matplotlib objects
     logical_, physical_, arrows_, legend_
         Artists: cells of both sides, one a row, or one a run of equal rows of a page once rows are too thin to tell
         apart; a list of one arrow a row or a page, or, above 256 of them, of one LineCollection.
@@ -66,9 +62,8 @@ class PageTableDisplay:
         num_nodes: int = 0,
         num_pages: int | None = None,
     ) -> None:
-        name = "PageTableDisplay"
-        self.page_table = c.integers(name, "page_table", page_table)
-        check = Checker(name)
+        check = self._check()
+        self.page_table = check.integers("page_table", page_table)
         self.page_size = check.integer("page_size", page_size, low=1)
         self.context_len = check.integer("context_len", context_len, low=0)
         self.num_nodes = check.integer("num_nodes", num_nodes, low=0)
@@ -76,27 +71,23 @@ class PageTableDisplay:
         self.num_pages = largest + 1 if num_pages is None else check.integer("num_pages", num_pages, low=0)
         used = self.num_entries
         if used > len(self.page_table):
-            room = len(self.page_table) * self.page_size
-            raise ArgumentError(
-                f"{name}: `page_table` has room for {room} positions, expected {self.context_len + self.num_nodes}"
-            )
+            room, wanted = len(self.page_table) * self.page_size, self.context_len + self.num_nodes
+            raise check.error(f"`page_table` has room for {room} positions, expected {wanted}")
         bad = np.flatnonzero((self.page_table[:used] < 0) | (self.page_table[:used] >= self.num_pages))
         if bad.size:
-            raise ArgumentError(
-                f"{name}: `page_table[{bad[0]}]` is {self.page_table[bad[0]]}, expected 0..{self.num_pages - 1}"
-            )
+            raise check.error(f"`page_table[{bad[0]}]` is {self.page_table[bad[0]]}, expected 0..{self.num_pages - 1}")
         again = np.setdiff1d(np.arange(used), np.unique(self.page_table[:used], return_index=True)[1])
         if again.size:
             page = self.page_table[again[0]]
-            raise ArgumentError(f"{name}: `page_table[{again[0]}]` is {page} once more, expected a page only once")
+            raise check.error(f"`page_table[{again[0]}]` is {page} once more, expected a page only once")
 
     @classmethod
     def from_kv(cls, kv: PagedKV, *, num_nodes: int = 0, request: int | None = None) -> Self:
         """Take one request of a cache and the number of tree keys behind its context."""
-        name = "PageTableDisplay.from_kv"
-        c.container(name, "kv", kv, PagedKV)
-        chosen = c.pick_request(name, request, kv.page_table.shape[0] if kv.is_batched else None)
-        table, lens = c.on_host(name, "kv.page_table", kv.page_table), c.on_host(name, "kv", kv.context_lens)
+        check = cls._check("from_kv")
+        check.kind("kv", kv, PagedKV)
+        chosen = check.pick_request(request, kv.page_table.shape[0] if kv.is_batched else None)
+        table, lens = check.on_host("kv.page_table", kv.page_table), check.on_host("kv", kv.context_lens)
         if chosen is not None:
             table, lens = table[chosen], lens[chosen]
         return cls(
@@ -106,11 +97,6 @@ class PageTableDisplay:
             num_nodes=num_nodes,
             num_pages=int(kv.ckv.shape[0]),
         )
-
-    @classmethod
-    def from_arrays(cls, page_table: Array, **options: Any) -> Self:
-        """Take a page table; `options` as in the constructor."""
-        return cls(page_table, **options)
 
     @property
     def num_entries(self) -> int:
@@ -133,20 +119,17 @@ class PageTableDisplay:
         **kw
             To every arrow, a `FancyArrowPatch`; a LineCollection takes what is not about the head.
         """
-        Checker("PageTableDisplay.plot").choice("arrows", arrows, ("auto", "row", "page"))
+        self._check("plot").choice("arrows", arrows, ("auto", "row", "page"))
         used = self.context_len + self.num_nodes
         if arrows == "auto":
             arrows = "row" if used <= 24 else "page"
         tallest = max(self.num_entries, self.num_pages, 1) * (self.page_size + _GAP)
-        ax = c.new_axes(ax, 5.6, float(np.clip(0.9 + 0.2 * tallest, 2.4, 8.5)))
+        ax = self._on_axes(ax, 5.6, float(np.clip(0.9 + 0.2 * tallest, 2.4, 8.5)))
         ax.set_xlim(-0.75, _RIGHT + _WIDTH + 0.75)
         ax.set_ylim(tallest, -0.5)
         ax.set_axis_off()
-        self.ax_, self.figure_ = ax, ax.figure
         self._label_step = int(np.ceil(8 / c.points_per_unit(ax, "y")))
-
         self._page_step = int(np.ceil(9 / (c.points_per_unit(ax, "y") * (self.page_size + _GAP))))
-
         kinds = np.repeat([_CONTEXT, _NODES], [self.context_len, self.num_nodes])
         rows = self.rows()
         logical = np.full(self.num_entries * self.page_size, _NO_KEY)

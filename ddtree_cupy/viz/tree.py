@@ -5,20 +5,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy._layout import node_positions
 from ddtree_cupy.containers import AcceptResult, DraftTree
-from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.viz import _common as c
-
-Array = Any
-Axes = Any
+from ddtree_cupy.viz import _base as c
+from ddtree_cupy.viz._arguments import Arguments, Array
+from ddtree_cupy.viz._base import Axes, Display
 
 _CURVE = np.linspace(0.0, 1.0, 13)
 _UNREACHED, _IMPORTANT = "#D0D0D0", 36.0  # colour; least marker area of what matters, in points squared
 
 
-class TreeDisplay:
+class TreeDisplay(Display):
     """A draft tree on a plane: x is the depth, y the order of the leaves.
 
     Coloured by score, or, once `accepted` is given, by fate: the accepted path, the children the target passed over
@@ -43,14 +40,8 @@ class TreeDisplay:
     ----------
     positions : float array, shape (N,) or (N + 1,), 2
         Depth and height; the last entry belongs to the bonus token, if any.
-    ax_, figure_ : matplotlib objects
     nodes_, edges_, labels_, bonus_, legend_, colorbar_
         Artists; None for what was not drawn.
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
 
     Examples
     --------
@@ -73,45 +64,46 @@ class TreeDisplay:
         target_token_ids: Array | None = None,
         labels: Sequence[str] | Callable[[int], str] | None = None,
     ) -> None:
-        name = "TreeDisplay"
-        self.token_ids = c.integers(name, "token_ids", token_ids)
-        self.parents = c.integers(name, "parents", parents)
+        check = self._check()
+        self.token_ids = check.integers("token_ids", token_ids)
+        self.parents = check.integers("parents", parents)
         count = len(self.token_ids)
         if count == 0:
-            raise ArgumentError(f"{name}: `token_ids` is empty, expected at least the root")
+            raise check.error("`token_ids` is empty, expected at least the root")
         say = labels if callable(labels) else str
         texts = [say(int(token)) for token in self.token_ids] if labels is None or callable(labels) else labels
-        c.same_length(name, count, "token_ids", parents=self.parents, labels=texts)
+        check.same_length("token_ids", self.token_ids, parents=self.parents, labels=texts)
         bad = np.flatnonzero((self.parents >= np.arange(count)) | (self.parents < (np.arange(count) > 0) - 1))
         if bad.size:
             node = int(bad[0])
             wanted = "-1" if node == 0 else f"0..{node - 1}"
-            raise ArgumentError(f"{name}: `parents[{node}]` is {self.parents[node]}, expected {wanted}")
-        self.path_scores = None if path_scores is None else c.floats(name, "path_scores", path_scores, 1)
+            raise check.error(f"`parents[{node}]` is {self.parents[node]}, expected {wanted}")
+        self.path_scores = None if path_scores is None else check.floats("path_scores", path_scores, 1)
         self.target_token_ids = (
-            None if target_token_ids is None else c.integers(name, "target_token_ids", target_token_ids)
+            None if target_token_ids is None else check.integers("target_token_ids", target_token_ids)
         )
-        c.same_length(name, count, "token_ids", path_scores=self.path_scores, target_token_ids=self.target_token_ids)
-        self.accepted = None if accepted is None else c.integers(name, "accepted", accepted)
-        self.bonus_token = None if bonus_token is None else Checker(name).integer("bonus_token", bonus_token, low=-1)
-        self._check_path(name, count)
+        optional = {"path_scores": self.path_scores, "target_token_ids": self.target_token_ids}
+        check.same_length("token_ids", self.token_ids, **optional)
+        self.accepted = None if accepted is None else check.integers("accepted", accepted)
+        self.bonus_token = None if bonus_token is None else check.integer("bonus_token", bonus_token, low=-1)
+        self._check_path(check)
         with_bonus = self.parents.tolist()
         self.labels = [*map(str, texts), *([say(int(self.bonus_token or 0))] if self._has_bonus else [])]
         if self.accepted is not None and self._has_bonus:
             with_bonus.append(int(self.accepted[-1]))
         self.positions = np.array(node_positions(with_bonus))
 
-    def _check_path(self, name: str, count: int) -> None:
+    def _check_path(self, check: Arguments) -> None:
         path = self.accepted
         if path is None:
             if self.bonus_token is not None:
-                raise ArgumentError(f"{name}: `bonus_token` is {self.bonus_token}, expected None without `accepted`")
+                raise check.error(f"`bonus_token` is {self.bonus_token}, expected None without `accepted`")
             return
-        inside = path.size > 0 and path.min() >= 0 and path.max() < count
+        inside = path.size > 0 and path.min() >= 0 and path.max() < len(self.parents)
         if not inside or path[0] != 0 or (self.parents[path[1:]] != path[:-1]).any():
-            raise ArgumentError(
-                f"{name}: `accepted` is {path.tolist()}, expected node indices from the root 0 down, each the parent "
-                f"of the next, without padding"
+            raise check.error(
+                f"`accepted` is {path.tolist()}, expected node indices from the root 0 down, each the parent "
+                f"of the next, without padding",
             )
 
     @property
@@ -139,16 +131,16 @@ class TreeDisplay:
         request : int, optional
             Which one of a batch.
         """
-        name = "TreeDisplay.from_tree"
-        one = c.one_request(name, "tree", tree, request, DraftTree)
+        check = cls._check("from_tree")
+        one = check.one_request("tree", tree, request, DraftTree)
         count = int(one.num_nodes)
         path, bonus = None, None
         if result is not None:
-            found = c.one_request(name, "result", result, request, AcceptResult)
+            found = check.one_request("result", result, request, AcceptResult)
             path, bonus = found.accepted[: int(found.num_accepted) + 1], int(found.bonus_token)
         if target_token_ids is not None:
             batch = len(tree.token_ids) if tree.is_batched else None
-            target_token_ids = c.row_of(name, "target_token_ids", target_token_ids, request, batch)[:count]
+            target_token_ids = check.row_of("target_token_ids", target_token_ids, request, batch)[:count]
         return cls(
             one.token_ids[:count],
             one.parents[:count],
@@ -158,11 +150,6 @@ class TreeDisplay:
             target_token_ids=target_token_ids,
             labels=labels if labels is None or callable(labels) else labels[:count],
         )
-
-    @classmethod
-    def from_arrays(cls, token_ids: Array, parents: Array, **options: Any) -> Self:
-        """Take plain arrays; `options` as in the constructor."""
-        return cls(token_ids, parents, **options)
 
     def plot(
         self, ax: Axes = None, *, color: str = "auto", font_size: float = 8.0, legend: bool = True, **kw: Any
@@ -181,14 +168,14 @@ class TreeDisplay:
         **kw
             To `scatter`, which draws the nodes.
         """
-        Checker("TreeDisplay.plot").choice("color", color, ("auto", "score", "fate", "plain"))
+        self._check("plot").choice("color", color, ("auto", "score", "fate", "plain"))
         if color == "auto":
             color = "fate" if self.accepted is not None else "score" if self.path_scores is not None else "plain"
         needed = {"score": "path_scores", "fate": "accepted"}.get(color, "parents")
         if getattr(self, needed) is None:
-            raise ArgumentError(f"TreeDisplay.plot: `color` is {color!r}, expected `{needed}` to be given then")
+            raise self._check("plot").error(f"`color` is {color!r}, expected `{needed}` to be given then")
         leaves, depth = self.positions[:, 1].max() + 1, self.positions[:, 0].max()
-        ax = c.new_axes(ax, min(3.0 + 1.3 * depth, 11.0), float(np.clip(1.0 + 0.26 * leaves, 1.8, 9.0)))
+        ax = self._on_axes(ax, min(3.0 + 1.3 * depth, 11.0), float(np.clip(1.0 + 0.26 * leaves, 1.8, 9.0)))
         self.frame(ax)
         self.legend_ = self.colorbar_ = self.bonus_ = None
         self.plot_edges(ax)
@@ -205,7 +192,7 @@ class TreeDisplay:
             self.bonus_ = ax.scatter(*self.positions[-1], s=max(self._size(ax), _IMPORTANT), **look)
         self.labels_ = self.plot_labels(ax, font_size=font_size) if font_size > 0 else []
         if legend and color == "score":
-            self.colorbar_ = ax.figure.colorbar(self.nodes_, ax=ax, label="path probability", pad=0.02)
+            self.colorbar_ = c.color_bar(ax, self.nodes_, "path probability")
         elif legend and color == "fate":
             self.legend_ = c.legend_above(ax, self._handles())
         return self
@@ -271,7 +258,7 @@ class TreeDisplay:
     def fate_colors(self) -> list[str]:
         """Return one colour a node: accepted, passed over by the target at the end of the path, or never reached."""
         if self.accepted is None:
-            raise ArgumentError("TreeDisplay.fate_colors: `accepted` is None, expected the accepted path")
+            raise self._check("fate_colors").error("`accepted` is None, expected the accepted path")
         colors = [_UNREACHED] * len(self.parents)
         for n in np.flatnonzero(self.parents == self.accepted[-1]):
             colors[n] = c.VERMILLION

@@ -5,14 +5,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy._topology import pack_visibility
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.errors import DTypeError, ShapeError
-from ddtree_cupy.viz import _common as c
-
-Array = Any
-Axes = Any
+from ddtree_cupy.viz import _base as c
+from ddtree_cupy.viz._arguments import Array
+from ddtree_cupy.viz._base import Axes, Display
 
 
 def _points(ax: Axes) -> float:
@@ -20,7 +18,7 @@ def _points(ax: Axes) -> float:
     return min(c.points_per_unit(ax, "x"), c.points_per_unit(ax, "y"))
 
 
-class VisibilityDisplay:
+class VisibilityDisplay(Display):
     """The visibility of one request: row i is the query node, column j the key node, filled = may attend.
 
     The context, which every node sees, stands before the tree as one block; the words of one row lie below, bit j
@@ -39,15 +37,9 @@ class VisibilityDisplay:
     ----------
     visibility_bits : uint32 array, shape (N, W)
         The same, packed.
-    ax_, figure_ : matplotlib objects
     image_, context_, row_, words_, word_texts_
         Artists: the matrix, the context block, the frame of the highlighted row, its bits, the words in hexadecimal;
         None for what was not drawn.
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
 
     Examples
     --------
@@ -59,16 +51,16 @@ class VisibilityDisplay:
     """
 
     def __init__(self, visibility: Array, *, context_len: int = 0, labels: Sequence[str] | None = None) -> None:
-        name = "VisibilityDisplay"
-        matrix = c.on_host(name, "visibility", visibility)
+        check = self._check()
+        matrix = check.on_host("visibility", visibility)
         if matrix.dtype != np.bool_:
-            raise DTypeError(f"{name}: `visibility` has dtype {matrix.dtype}, expected bool, True = may attend")
+            raise check.error(f"`visibility` has dtype {matrix.dtype}, expected bool, True = may attend", DTypeError)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-            raise ShapeError(f"{name}: `visibility` is {matrix.shape}, expected (num_nodes, num_nodes), not empty")
-        c.same_length(name, len(matrix), "visibility", labels=labels)
+            raise check.error(f"`visibility` is {matrix.shape}, expected (num_nodes, num_nodes), not empty", ShapeError)
+        check.same_length("visibility", matrix, labels=labels)
         self.visibility = matrix
         self.visibility_bits = pack_visibility(matrix)
-        self.context_len = Checker(name).integer("context_len", context_len, low=0)
+        self.context_len = check.integer("context_len", context_len, low=0)
         self.labels = [str(n) for n in range(len(matrix))] if labels is None else [str(text) for text in labels]
 
     @classmethod
@@ -92,18 +84,13 @@ class VisibilityDisplay:
         request : int, optional
             Which one of a batch.
         """
-        name = "VisibilityDisplay.from_tree"
-        one = c.one_request(name, "tree", tree, request, DraftTree, Visibility)
+        check = cls._check("from_tree")
+        one = check.one_request("tree", tree, request, DraftTree, Visibility)
         count = int(one.num_nodes)
         if labels is None and isinstance(one, DraftTree):
             labels = [str(token) for token in one.token_ids]
         dense = Visibility(one.visibility_bits, one.num_nodes).to_dense()[:count, :count]
         return cls(dense, context_len=context_len, labels=None if labels is None else labels[:count])
-
-    @classmethod
-    def from_arrays(cls, visibility: Array, **options: Any) -> Self:
-        """Take a bool matrix; `options` as in the constructor."""
-        return cls(visibility, **options)
 
     def plot(
         self, ax: Axes = None, *, row: int | None = None, words: bool = True, color: str = c.BLUE, **kw: Any
@@ -125,9 +112,11 @@ class VisibilityDisplay:
         from matplotlib.colors import ListedColormap
 
         count = len(self.visibility)
-        check = Checker("VisibilityDisplay.plot")
+        check = self._check("plot")
         row = count - 1 if row is None else check.integer("row", row, low=0, high=count - 1)
-        ax = c.new_axes(ax, float(np.clip(2.2 + 0.24 * count, 3.2, 8.0)), float(np.clip(2.0 + 0.22 * count, 2.8, 7.4)))
+        ax = self._on_axes(
+            ax, float(np.clip(2.2 + 0.24 * count, 3.2, 8.0)), float(np.clip(2.0 + 0.22 * count, 2.8, 7.4))
+        )
         options = {"cmap": ListedColormap(["#FFFFFF", color]), "vmin": 0, "vmax": 1, "interpolation": "nearest", **kw}
         self.image_ = ax.imshow(self.visibility, **options)
         if count <= 72:
@@ -138,7 +127,6 @@ class VisibilityDisplay:
         ax.set_xlim(left, count - 0.5)
         ax.set_ylim(count - 0.5 + (3.6 * cell if words else 0), -0.5)
         c.bare(ax, "left", "right", "top", "bottom")
-        self.ax_, self.figure_ = ax, ax.figure
         self.context_ = self._plot_context(ax, cell) if self.context_len else None
         self.row_: Any = None
         self.words_: Any = None
