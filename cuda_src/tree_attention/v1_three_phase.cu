@@ -13,6 +13,7 @@
 //            1 and 2 and over latent dimensions in phase 3. Shared: (C + R + S + 4) floats.
 // Numerics   float32; base-2 exponentials with scale * log2(e) folded in; no running sum of more than 1,024 terms
 //            (C, R <= 1,024; keys are summed in tiles); each row in a fixed order, whatever the batch
+//            Hidden keys are left out of the sums, not weighed by 0, as they may hold NaN or inf.
 // Requires   S * 4 bytes of scores fit into shared memory; C and R multiples of 16; dtypes and shapes checked
 // Versions   v1_three_phase: this, readable, short context | v2_split_kv: any length, keys shared by 8 or 16 rows
 // Speed      each thread reads its own key, so nothing coalesces: 64 heads x 64 nodes x 1,024 keys take 13.4 ms on an
