@@ -6,9 +6,11 @@ from importlib import metadata
 from typing import Any
 
 from ddtree_cupy import __version__, emulate
-from ddtree_cupy._compile import cupy_backend, env, nvrtc
 from ddtree_cupy._terminal import escaped
+from ddtree_cupy.compile_check import nvrtc
+from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import DDTreeError, MissingGPUError
+from ddtree_cupy.kernels import device
 
 PACKAGES = ("numpy", "scipy", "ml_dtypes", "cupy-cuda13x", "cupy-cuda12x", "hypothesis", "pytest", "matplotlib", "tqdm")
 
@@ -50,15 +52,15 @@ def _cache_folder() -> str:
 
 def _cupy() -> dict[str, Any]:
     try:
-        device = cupy_backend.current_device()
+        current = device.current_device()
     except MissingGPUError as error:
         return {"works": False, "reason": " ".join(str(error).split())}
     import cupy
 
-    name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    name = cupy.cuda.runtime.getDeviceProperties(current)["name"].decode()
     driver = cupy.cuda.runtime.driverGetVersion()
-    compiler = "{}.{}".format(*cupy_backend.nvrtc_version())
-    capability = cupy.cuda.Device(device).compute_capability
+    compiler = "{}.{}".format(*device.nvrtc_version())
+    capability = cupy.cuda.Device(current).compute_capability
     return {
         "works": True,
         "reason": f"{name}, sm_{capability}, driver for CUDA {driver // 1000}.{driver % 1000 // 10}, NVRTC {compiler}",

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy import _doctor, _layout, build_tree, emulate
+from ddtree_cupy import _doctor, build_tree, emulate
 from ddtree_cupy._files import open_arrays, read_array, written_whole
 from ddtree_cupy._terminal import EXIT_FAILED, run_command, show
-from ddtree_cupy.containers import DraftTree
+from ddtree_cupy.containers import DraftTree, drawing
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 DEFAULT_PROMPT = '''import os
@@ -217,14 +217,14 @@ def _tree(options: argparse.Namespace) -> int:
     if options.svg:
         titles = [f"path score {score:.3f} nats" for score in scores]
         with written_whole(options.svg) as stream:
-            stream.write(_layout.tree_svg(parents, labels, titles).encode())
+            stream.write(drawing.tree_svg(parents, labels, titles).encode())
     if options.save:
         _save_tree(options.save, tree)
     if options.json:
         names = ("token_ids", "parents", "depths", "path_scores")
         show(json.dumps({name: getattr(tree, name)[:count].tolist() for name in names}))
     else:
-        show(_layout.tree_text(parents, labels))
+        show(drawing.tree_text(parents, labels))
         show(f"{count} nodes, depth {int(tree.depths.max())}, expected tokens per pass {np.exp(scores).sum():.2f}")
     return 0
 
@@ -260,7 +260,7 @@ def _run_doctor(options: argparse.Namespace) -> int:
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    from ddtree_cupy._compile import resources
+    from ddtree_cupy.compile_check import resources
 
     archs = tuple(options.arch or resources.ARCHS)
     unknown = set(archs) - set(resources.ARCHS)

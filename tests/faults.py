@@ -5,7 +5,7 @@ Each is one replacement in one file of `cuda_src`. `conftest.py` plants the one 
 
 from dataclasses import dataclass
 
-from ddtree_cupy._compile import sources
+from ddtree_cupy.kernels import source
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def plant(name: str) -> None:
     """Make every text that includes the file, or is it, have the fault in it."""
     fault = FAULTS[name]
     files = (fault.source,) if isinstance(fault.source, str) else fault.source
-    healthy = sources._read
+    healthy = source._read
 
     def read(file: str, search: tuple) -> str | None:
         text = healthy(file, search)
@@ -252,4 +252,4 @@ def plant(name: str) -> None:
         assert text.count(fault.right) >= 1, f"{name}: the text to replace is gone"
         return text.replace(fault.right, fault.wrong)
 
-    sources._read = read
+    source._read = read

@@ -12,7 +12,7 @@
 //            smaller than its child.
 // Speed      depth steps of one L1 read each, then at most N / 32 of them twice: predicted 3 us up to N = 65 and 10
 //            us for 8 requests of 1,025 nodes on an H200; not timed alone
-// Reference  derive_topology in ddtree_cupy/_topology.py
+// Reference  derive_topology in ddtree_cupy/containers/topology.py
 // Source     own
 #include "common/warp.cuh"
 

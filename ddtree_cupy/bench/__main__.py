@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import ddtree_cupy
-from ddtree_cupy._compile.cupy_backend import current_device, nvrtc_version
 from ddtree_cupy._terminal import escaped, run_command, show
 from ddtree_cupy.bench.cases import Case, all_cases
 from ddtree_cupy.bench.timing import copy_bytes_per_second, matmul_flops_per_second, measure
 from ddtree_cupy.errors import ArgumentError, DDTreeError, UnsupportedError
+from ddtree_cupy.kernels.device import current_device, nvrtc_version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ def prepare_attention(batch: int, heads: int, nodes: int, context: int, variant:
         max_context=context,
     )
     one = random_tree(nodes)
-    tree: DraftTree = to_device(one._map(lambda array: np.repeat(array[None], batch, axis=0)))
+    tree: DraftTree = to_device(one.map(lambda array: np.repeat(array[None], batch, axis=0)))
     q_nope = bfloat16_normal(3, (batch, nodes, heads, HEAD_DIM_CKV))
     q_pe = bfloat16_normal(4, (batch, nodes, heads, HEAD_DIM_KPE))
     out = cupy.empty_like(q_nope), cupy.empty(q_nope.shape[:3], np.float32)

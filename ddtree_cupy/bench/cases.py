@@ -202,4 +202,4 @@ def to_device(container: Any) -> Any:
     """Return a container with its arrays copied to the GPU."""
     import cupy
 
-    return container._map(cupy.asarray)
+    return container.map(cupy.asarray)

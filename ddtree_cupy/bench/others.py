@@ -94,7 +94,7 @@ def prepare_commit(batch: int) -> Prepared:
 
     nodes, context = 65, 1_000
     one = DraftTree.from_parents(np.arange(nodes), [-1] + [max(0, i - 3) for i in range(1, nodes)])
-    host_tree = one._map(lambda array: np.repeat(array[None], batch, axis=0))
+    host_tree = one.map(lambda array: np.repeat(array[None], batch, axis=0))
     path = [0]
     while len(path) < 9:
         path.append(int(one.first_child[path[-1]]))

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from ddtree_cupy._check import deliver_arrays, refuse_odd_array
-from ddtree_cupy.errors import DTypeError
+from ddtree_cupy.errors import ArgumentError, DTypeError
 
 Array = Any
 
@@ -35,15 +35,56 @@ class Arrays:
             else:
                 refuse_odd_array(type(self).__name__, name, value)
 
-    def _map(self, function: Callable[[Array], Array]) -> Self:
+    def map(self, function: Callable[[Array], Array]) -> Self:
+        """Return the container of `function` of every array; host integers and None stay.
+
+        Parameters
+        ----------
+        function : callable
+
+        Examples
+        --------
+        >>> from ddtree_cupy import DraftTree
+        >>> two = DraftTree.from_parents([[5, 6], [7, 8]], [[-1, 0], [-1, 0]])
+        >>> two.map(lambda array: array[::-1]).token_ids.tolist()
+        [[7, 8], [5, 6]]
+        """
         changed = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             changed[field.name] = value if value is None or isinstance(value, int) else function(value)
         return replace(self, **changed)  # type: ignore[type-var]
 
-    def _on_host(self) -> Self:
-        return self._map(lambda array: array if isinstance(array, np.ndarray) else array.get())
+    def to(self, backend: str) -> Self:
+        """Return the container with its arrays on the host or on the current device; arrays there are not copied.
+
+        Parameters
+        ----------
+        backend : "numpy" or "cupy"
+
+        Raises
+        ------
+        ArgumentError
+            Another backend.
+        MissingGPUError
+            "cupy" without CuPy or without a GPU.
+
+        Examples
+        --------
+        >>> from ddtree_cupy import DraftTree
+        >>> DraftTree.from_parents([5, 6], [-1, 0]).to("numpy").token_ids.tolist()
+        [5, 6]
+        """
+        if backend == "numpy":
+            return self.map(lambda array: array if isinstance(array, np.ndarray) else array.get())
+        if backend != "cupy":
+            raise ArgumentError(f"{type(self).__name__}.to: `backend` is {backend!r}, expected 'numpy' or 'cupy'")
+        from ddtree_cupy.kernels.device import current_device
+
+        current_device()
+        import cupy
+
+        return self.map(cupy.asarray)
 
     def deliver(self, function: str, out: Self | None) -> Self:
         """Return self, or copy every array into `out` (all of them checked first) and return `out`."""
@@ -59,8 +100,8 @@ class Arrays:
 
     def with_batch(self) -> Self:
         """Return the container with a leading request axis of 1 on every array (views, no copy)."""
-        return self._map(lambda array: array[None])
+        return self.map(lambda array: array[None])
 
     def without_batch(self) -> Self:
         """Return the container of request 0 without the request axis (views, no copy; 0-d stays an array)."""
-        return self._map(lambda array: array[0, ...])
+        return self.map(lambda array: array[0, ...])

@@ -6,8 +6,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy import _validate
 from ddtree_cupy._check import FLOATS_AND_F64, Checker
+from ddtree_cupy.containers import validation
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
@@ -85,12 +85,12 @@ class PagedKV(Arrays):
             A size that is no integer or below its least value.
         """
         for name, value in (("capacity", capacity), ("head_dim_ckv", head_dim_ckv), ("head_dim_kpe", head_dim_kpe)):
-            _validate.at_least("PagedKV.allocate", name, value, 0)
-        _validate.at_least("PagedKV.allocate", "page_size", page_size, 1)
+            validation.at_least("PagedKV.allocate", name, value, 0)
+        validation.at_least("PagedKV.allocate", "page_size", page_size, 1)
         if np.dtype(dtype).name not in FLOATS_AND_F64:
             raise DTypeError(f"PagedKV.allocate: `dtype` is {np.dtype(dtype)}, expected {' or '.join(FLOATS_AND_F64)}")
         requests = 1 if batch is None else batch
-        _validate.at_least("PagedKV.allocate", "batch", requests, 0)
+        validation.at_least("PagedKV.allocate", "batch", requests, 0)
         max_pages = -(-capacity // page_size)
         pool = np.zeros((requests * max_pages, page_size, head_dim_ckv + head_dim_kpe), dtype)
         page_table = np.arange(requests * max_pages, dtype=np.int32).reshape(requests, max_pages)
@@ -136,14 +136,14 @@ class PagedKV(Arrays):
         batch, tokens = ckv.shape[:-2], ckv.shape[-2]
         if context_lens is None:
             context_lens = np.full(batch, tokens)
-        lens = _validate.as_int32("PagedKV.from_dense", "context_lens", context_lens)
+        lens = validation.as_int32("PagedKV.from_dense", "context_lens", context_lens)
         if lens.shape != batch or (lens < 0).any() or (lens > tokens).any():
             raise ArgumentError(
                 f"PagedKV.from_dense: `context_lens` is {np.asarray(context_lens).tolist()}, expected shape {batch} "
                 f"and values in 0..{tokens}"
             )
         capacity = tokens if capacity is None else capacity
-        _validate.at_least("PagedKV.from_dense", "capacity", capacity, tokens)
+        validation.at_least("PagedKV.from_dense", "capacity", capacity, tokens)
         kv = cls.allocate(
             capacity,
             batch=batch[0] if batch else None,
@@ -232,8 +232,8 @@ class PagedKV(Arrays):
         ShapeError, DTypeError, LayoutError, ArgumentError
             Also when a page that covers positions >= context_len belongs to more than one place.
         """
-        host = self._map(lambda a: a) if isinstance(self.page_table, np.ndarray) else self._tables_on_host()
-        _validate.paged_kv(host)
+        host = self.map(lambda a: a) if isinstance(self.page_table, np.ndarray) else self._tables_on_host()
+        validation.paged_kv(host)
         return self
 
     def _tables_on_host(self) -> Self:
@@ -278,5 +278,5 @@ class AcceptResult(Arrays):
         ------
         ShapeError, DTypeError, ArgumentError
         """
-        _validate.accept_result(self._on_host())
+        validation.accept_result(self.to("numpy"))
         return self

@@ -6,8 +6,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy import _layout, _topology, _validate
 from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array, library_of
+from ddtree_cupy.containers import drawing, topology, validation
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import DTypeError, ShapeError
 
@@ -71,7 +71,7 @@ class Candidates(Arrays):
         check = Checker(function)
         if check.backend(token_ids=token_ids, logits=logits, lse=lse) != "numpy":
             raise DTypeError(f"{function}: `logits` is a CuPy array, expected NumPy; cupy.asnumpy(logits) makes one")
-        ids = _validate.as_int32(function, "token_ids", token_ids)
+        ids = validation.as_int32(function, "token_ids", token_ids)
         lead = ("batch",) if ids.ndim == 3 else ()
         check.array("token_ids", ids, (*lead, "draft_len", "candidates"))
         check.array("logits", logits, (*lead, "draft_len", "candidates"), FLOATS_AND_F64)
@@ -104,7 +104,7 @@ class Candidates(Arrays):
         ------
         ShapeError, DTypeError, ArgumentError
         """
-        _validate.candidates(self._on_host())
+        validation.candidates(self.to("numpy"))
         return self
 
 
@@ -161,8 +161,8 @@ class Visibility(Arrays):
             )
         if num_nodes is None:
             num_nodes = np.full(visibility.shape[:-2], visibility.shape[-1], np.int32)
-        counts = _validate.as_int32("Visibility.from_dense", "num_nodes", num_nodes)
-        return cls(_topology.pack_visibility(visibility), counts).validate()
+        counts = validation.as_int32("Visibility.from_dense", "num_nodes", num_nodes)
+        return cls(topology.pack_visibility(visibility), counts).validate()
 
     @property
     def is_batched(self) -> bool:
@@ -171,8 +171,8 @@ class Visibility(Arrays):
 
     def to_dense(self) -> npt.NDArray[np.bool_]:
         """Return bool ([B,] N, N) on the host, True = may attend; synchronises on CuPy arrays."""
-        host = self._on_host()
-        dense: npt.NDArray[np.bool_] = _topology.unpack_visibility(host.visibility_bits, host.num_nodes)
+        host = self.to("numpy")
+        dense: npt.NDArray[np.bool_] = topology.unpack_visibility(host.visibility_bits, host.num_nodes)
         return dense
 
     def __repr__(self) -> str:
@@ -186,7 +186,7 @@ class Visibility(Arrays):
         ------
         ShapeError, DTypeError, ArgumentError
         """
-        _validate.visibility(self._on_host())
+        validation.visibility(self.to("numpy"))
         return self
 
 
@@ -258,8 +258,8 @@ class DraftTree(Arrays):
             token_array: Array = token_ids
             parent_array: Array = parents
         else:
-            token_array = _validate.as_int32(function, "token_ids", token_ids)
-            parent_array = _validate.as_int32(function, "parents", parents)
+            token_array = validation.as_int32(function, "token_ids", token_ids)
+            parent_array = validation.as_int32(function, "parents", parents)
         if token_array.shape != parent_array.shape or token_array.ndim not in (1, 2):
             raise ShapeError(
                 f"{function}: `parents` is {parent_array.shape} and `token_ids` {token_array.shape}, "
@@ -268,19 +268,19 @@ class DraftTree(Arrays):
         batched = token_array.ndim == 2
         if not batched:
             token_array, parent_array = token_array[None], parent_array[None]
-        num_nodes = _topology.count_nodes(token_array, parent_array)
+        num_nodes = topology.count_nodes(token_array, parent_array)
         if on_device:
-            topology = _topology.derive_on_device(parent_array, num_nodes)
+            links = topology.derive_on_device(parent_array, num_nodes)
         else:
-            _validate.parent_order(function, parent_array, num_nodes)
-            topology = _topology.derive_topology(parent_array, num_nodes)
+            validation.parent_order(function, parent_array, num_nodes)
+            links = topology.derive_topology(parent_array, num_nodes)
         tree = cls(
             token_ids=token_array,
             parents=parent_array,
             path_scores=None,
             num_nodes=num_nodes,
             status=0 * num_nodes,
-            **topology._asdict(),
+            **links._asdict(),
         )
         tree = tree if batched else tree.without_batch()
         return tree if on_device else tree.validate()
@@ -314,7 +314,7 @@ class DraftTree(Arrays):
             f"node {i}, token {token}, depth {depth}{score}"
             for i, (token, depth, score) in enumerate(zip(labels, self.depths[:count], scores, strict=True))
         ]
-        return _layout.tree_svg(self.parents[:count].tolist(), labels, titles)
+        return drawing.tree_svg(self.parents[:count].tolist(), labels, titles)
 
     def _scores(self, count: int) -> list[float]:
         return [0.0] * count if self.path_scores is None else self.path_scores[:count].tolist()
@@ -327,5 +327,5 @@ class DraftTree(Arrays):
         ShapeError, DTypeError, ArgumentError
             The message names the array, the request and the node.
         """
-        _validate.draft_tree(self._on_host())
+        validation.draft_tree(self.to("numpy"))
         return self

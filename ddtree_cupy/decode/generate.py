@@ -258,9 +258,9 @@ class _Loop:
     def _prefill(self, token_ids: npt.NDArray[np.int32]) -> None:
         count = token_ids.size
         chain = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
-        _, features = self.models.forward(chain._map(self.place), self.kv)
+        _, features = self.models.forward(chain.map(self.place), self.kv)
         whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
-        self._commit(whole._map(self.place), features)
+        self._commit(whole.map(self.place), features)
 
     def _commit(self, result: AcceptResult, features: Array) -> None:
         self.kv = commit_kv(self.kv, result)

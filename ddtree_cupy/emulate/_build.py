@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree_cupy._compile import env
+from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile.sources import expand, expand_text
 from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
 from ddtree_cupy.emulate._build import build, static_shared_bytes
 from ddtree_cupy.emulate._native import NativeKernel, NativeModule
 from ddtree_cupy.emulate._state import checked_seed, current_seed, cuts_sums
 from ddtree_cupy.emulate._translate import kernel_names, shared_alignment, translate
 from ddtree_cupy.errors import ArgumentError, CompileError, UnsupportedError
+from ddtree_cupy.kernels.source import expand, expand_text
 
 # The most dynamic shared memory any current GPU grants one block (sm_90, sm_100).
 MAX_SHARED_BYTES = 232_448

@@ -1,15 +1,15 @@
-"""Backend `emulate` of `ddtree_cupy._compile.get_kernel`: NumPy arrays, kernels on the CPU."""
+"""Backend `emulate` of `ddtree_cupy.kernels.get_kernel`: NumPy arrays, kernels on the CPU."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile.launch import Dimensions
-from ddtree_cupy._compile.spec import Arg, KernelSpec
 from ddtree_cupy.emulate._arguments import Parameter
 from ddtree_cupy.emulate._module import MAX_SHARED_BYTES, Module
 from ddtree_cupy.errors import CompileError
+from ddtree_cupy.kernels.launch import Dimensions
+from ddtree_cupy.kernels.spec import Arg, KernelSpec
 
 
 class EmulatedKernel:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy._topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.containers.topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.errors import ArgumentError
 
 __all__ = ["MEDUSA_63", "FixedTree"]

@@ -210,16 +210,16 @@ class _Text:
         logits = logits.astype(np.float32) if logits.dtype == np.float64 else logits
         # no tree of max_budget nodes can use rank max_budget, whatever its limits
         most = max(self.settings.max_budget + 1, self.settings.width)
-        top = top_candidates(logits, min(most, self.models.vocab_size), check_finite=False)._on_host()
+        top = top_candidates(logits, min(most, self.models.vocab_size), check_finite=False).to("numpy")
         return top.token_ids, top.logits, top.lse
 
     def _pass(self, token_ids: npt.NDArray[np.int32]) -> Array:
         """Run a chain through the target, commit all of it, and return the logits."""
         count = token_ids.size
         tree = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
-        logits, features = self.models.forward(tree._map(self._place), self.kv)
+        logits, features = self.models.forward(tree.map(self._place), self.kv)
         whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
-        self.kv = commit_kv(self.kv, whole._map(self._place))
+        self.kv = commit_kv(self.kv, whole.map(self._place))
         self.drafter_state = self.models.drafter.observe(self.drafter_state, features)
         return logits
 

@@ -163,7 +163,7 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
 def _score_batch(
     traces: Traces, policy: Policy, rows: slice
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    candidates = traces.candidates._map(lambda array: array[rows])
+    candidates = traces.candidates.map(lambda array: array[rows])
     is_recorded = np.arange(traces.width) < traces.row_widths[rows][..., None]
     shown = replace(candidates, token_ids=np.where(is_recorded, candidates.token_ids, _NOT_RECORDED).astype(np.int32))
     tree = policy.build(shown, traces.root_token_ids[rows])

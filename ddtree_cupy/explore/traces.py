@@ -141,7 +141,7 @@ class Traces:
         arrays["prompt_starts"] = np.cumsum([0, *map(len, chosen)], dtype=np.int32)
         return replace(
             self,
-            candidates=self.candidates._map(lambda array: array[rows]),
+            candidates=self.candidates.map(lambda array: array[rows]),
             **arrays,
             prompt_names=tuple(self.prompt_names[index] for index in prompts),
         )

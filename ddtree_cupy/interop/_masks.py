@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._topology import pack_visibility, unpack_visibility, words_per_row
 from ddtree_cupy.containers import Visibility
+from ddtree_cupy.containers.topology import pack_visibility, unpack_visibility, words_per_row
 from ddtree_cupy.errors import UnsupportedError
 
 Bools = npt.NDArray[np.bool_]

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.containers import DraftTree, Visibility
+from ddtree_cupy.containers.topology import words_per_row
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import (
     INT32,

@@ -115,5 +115,5 @@ def unchanged(**arrays: Any) -> Iterator[None]:
 
 def _copy(value: Any) -> Any:
     if hasattr(value, "_map"):
-        return value._map(lambda array: array.copy())
+        return value.map(lambda array: array.copy())
     return value.copy() if hasattr(value, "copy") else value

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, get_kernel, ints, register
-from ddtree_cupy._compile.memory import Workspace, empty, require_given, workspace_bytes
 from ddtree_cupy._overlap import Place, overlap
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
+from ddtree_cupy.kernels import CTYPES, Arg, KernelSpec, get_kernel, ints, register
+from ddtree_cupy.kernels.workspace import Workspace, empty, require_given, workspace_bytes
 
 Array = Any
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker, deliver_arrays
 from ddtree_cupy._dispatch import backend_of
-from ddtree_cupy._topology import words_per_row
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
+from ddtree_cupy.containers.topology import words_per_row
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.tree_attention import kernel, reference
 from ddtree_cupy.tree_attention.call import Call

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import Arg
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
+from ddtree_cupy.kernels import Arg
 
 Array = Any
 

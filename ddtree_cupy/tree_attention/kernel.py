@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, get_kernel, ints, register
-from ddtree_cupy._compile.memory import Workspace, empty, require_given, workspace_bytes
 from ddtree_cupy.containers import PagedKV
 from ddtree_cupy.errors import UnsupportedError
+from ddtree_cupy.kernels import CTYPES, Arg, KernelSpec, get_kernel, ints, register
+from ddtree_cupy.kernels.workspace import Workspace, empty, require_given, workspace_bytes
 from ddtree_cupy.tree_attention.call import CACHE_STRIDES, Call, results, strides_of
 from ddtree_cupy.tree_attention.versions import VERSIONS, Version
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._topology import unpack_visibility
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
+from ddtree_cupy.containers.topology import unpack_visibility
 
 Array = Any
 

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy._dispatch import backend_of
-from ddtree_cupy._topology import MOST_NODES, fillable_nodes, words_per_row
 from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.containers.topology import MOST_NODES, fillable_nodes, words_per_row
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 Array = Any

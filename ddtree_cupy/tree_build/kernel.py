@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import get_kernel
-from ddtree_cupy._compile.memory import Workspace, empty, require_given, workspace_bytes
-from ddtree_cupy._topology import Topology, register_device, words_per_row
 from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.containers.topology import Topology, words_per_row
 from ddtree_cupy.errors import UnsupportedError
+from ddtree_cupy.kernels import get_kernel
+from ddtree_cupy.kernels.workspace import Workspace, empty, require_given, workspace_bytes
 from ddtree_cupy.tree_build import kernel_specs as specs
 
 Array = Any
@@ -260,6 +260,3 @@ def topology(
         checked=checked,
     )
     return out
-
-
-register_device(lambda parents, num_nodes: topology(parents, num_nodes, backend="cupy"))

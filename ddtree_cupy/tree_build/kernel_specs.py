@@ -2,8 +2,8 @@
 
 from functools import cache
 
-from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, ints, register
-from ddtree_cupy._topology import words_per_row
+from ddtree_cupy.containers.topology import words_per_row
+from ddtree_cupy.kernels import CTYPES, Arg, KernelSpec, ints, register
 
 MOST_SHARED_BYTES = 64 * 1024  # of sort keys or tree state; more goes to the workspace
 STATIC_SHARED_BYTES = 1024  # room for the kernels' own small arrays

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddtree_cupy._topology import derive_topology
 from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.containers.topology import derive_topology
 
 Array = Any
 Expand = Callable[[tuple[int, ...]], tuple[Array, Array, float]]

@@ -84,8 +84,8 @@ class Arguments(Checker):
         self.kind(name, value, *kinds)
         first = next(array for array in vars(value).values() if array is not None)
         chosen = self.pick_request(request, first.shape[0] if value.is_batched else None)
-        host = value._on_host()
-        one = host if chosen is None else host._map(lambda array: array[chosen, ...])
+        host = value.to("numpy")
+        one = host if chosen is None else host.map(lambda array: array[chosen, ...])
         if getattr(one, "num_nodes", 1) == 0:
             raise self.error(f"`{name}` has no nodes (an inactive request)")
         return one

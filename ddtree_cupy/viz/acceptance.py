@@ -90,7 +90,7 @@ class AcceptanceDisplay(Display):
             if tree.token_ids.shape != result.accepted.shape:
                 shapes = f"{result.accepted.shape}, expected {tree.token_ids.shape} like its tree"
                 raise check.error(f"`accepted` of a result is {shapes}", ShapeError)
-            tree, result = tree._on_host(), result._on_host()
+            tree, result = tree.to("numpy"), result.to("numpy")
             if not tree.is_batched:
                 tree, result = tree.with_batch(), result.with_batch()
             for b, count in enumerate(result.num_accepted.tolist()):

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._layout import node_positions
 from ddtree_cupy.containers import AcceptResult, DraftTree
+from ddtree_cupy.containers.drawing import node_positions
 from ddtree_cupy.viz import _base as c
 from ddtree_cupy.viz._arguments import Arguments, Array
 from ddtree_cupy.viz._base import Axes, Display

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._topology import pack_visibility
 from ddtree_cupy.containers import DraftTree, Visibility
+from ddtree_cupy.containers.topology import pack_visibility
 from ddtree_cupy.errors import DTypeError, ShapeError
 from ddtree_cupy.viz import _base as c
 from ddtree_cupy.viz._arguments import Array

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import PagedKV, emulate
-from ddtree_cupy._topology import fillable_nodes
+from ddtree_cupy.containers.topology import fillable_nodes
 from ddtree_cupy.decode import generate, generate_rounds
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError

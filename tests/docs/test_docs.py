@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ddtree_cupy
-from ddtree_cupy._compile import env
+from ddtree_cupy.emulate import env
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddtree_cupy import emulate
-from ddtree_cupy._compile import env
+from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import EmulatorError
 
 pytestmark = pytest.mark.emulate
@@ -103,7 +103,7 @@ def test_kernels_share_the_fallback_folder_of_a_process(tmp_path):
     trap.symlink_to(tmp_path)  # somebody else's: not followed
     run(
         """
-from ddtree_cupy._compile import env
+from ddtree_cupy.emulate import env
 for n in (1, 2):
     check(kernel(n))
 assert env.cache_dir() == env.cache_dir()

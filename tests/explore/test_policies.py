@@ -79,7 +79,7 @@ def test_cost_aware_matches_choose_budget(traces):
     cost = LinearCost(10.0, 1.0)
     tree = CostAware(32, cost).build(traces.candidates, traces.root_token_ids)
     for position in range(traces.num_positions):
-        one = traces.candidates._map(lambda array, p=position: array[p])
+        one = traces.candidates.map(lambda array, p=position: array[p])
         whole = best_first_tree(one, budget=32, root_token_ids=0)
         chosen = choose_budget(whole.path_scores, cost)
         assert tree.num_nodes[position] == chosen + 1
@@ -190,7 +190,7 @@ def test_fixed_tree_fitted_rejects_bad_arguments(traces):
     with pytest.raises(ArgumentError, match="fitted: `candidates` has no positions"):
         FixedTree.fitted(traces.select([]).candidates, 3)
     with pytest.raises(DDTreeError, match=r"fitted: `candidates\.logits` is \(15, 256\), expected \(num_positions"):
-        FixedTree.fitted(traces.candidates._map(lambda array: array[0]), 3)
+        FixedTree.fitted(traces.candidates.map(lambda array: array[0]), 3)
 
 
 @pytest.mark.parametrize("choices", [((0, 0),), ((0,), (0,)), ((-1,),), ((),)])

@@ -49,7 +49,7 @@ def test_shipped_traces_are_those_of_the_bundled_models(traces, tmp_path):
     # another BLAS rounds differently, and may swap two ranks or keep one less
     assert np.abs(again.row_widths - shipped.row_widths[rows]).max() <= 1
     kept = np.arange(again.width) < np.minimum(again.row_widths, shipped.row_widths[rows])[..., None]
-    first, second = again.candidates, shipped.candidates._map(lambda array: array[rows])
+    first, second = again.candidates, shipped.candidates.map(lambda array: array[rows])
     assert (first.token_ids == second.token_ids)[kept].mean() > 0.999
     assert np.abs(first.logits[kept] - second.logits[kept]).max() < 1e-4
     assert np.abs(again.candidates.lse - shipped.candidates.lse[rows]).max() < 1e-4
@@ -259,9 +259,9 @@ def test_validate_rejects_prompts_without_positions(toy_traces):
 @pytest.mark.parametrize(
     ("field", "change", "message"),
     [
-        ("candidates", lambda kept: kept._map(lambda array: array[0]), r"`candidates\.token_ids` is \(4, \d+\), exp"),
+        ("candidates", lambda kept: kept.map(lambda array: array[0]), r"`candidates\.token_ids` is \(4, \d+\), exp"),
         ("candidates", lambda kept: None, "`candidates` is NoneType, expected Candidates"),
-        ("candidates", lambda kept: kept._map(lambda array: array.tolist()), r"`candidates\.token_ids` is list"),
+        ("candidates", lambda kept: kept.map(lambda array: array.tolist()), r"`candidates\.token_ids` is list"),
         ("candidates", lambda kept: Candidates(kept.token_ids, kept.logits[:3], kept.lse), r"`candidates\.logits` is"),
         ("row_widths", lambda array: array[:, :-1], r"`row_widths` is \(10, 3\), expected \(num_positions, 4\)"),
         ("row_widths", lambda array: array + 99, r"`row_widths` leaves 0\.\.9, the ranks of `candidates`"),

@@ -34,7 +34,7 @@ from tests.interop.cases import CANDIDATES, PATHS, T6, TOKENS, WORDS, ints
 HUGE = 2**40
 FAR = 2**33
 LENGTHS = "spec_decoding_generation_lengths"
-TABLES = CANDIDATES._map(lambda array: np.stack([array, array]))
+TABLES = CANDIDATES.map(lambda array: np.stack([array, array]))
 NONE = np.zeros(0, bool)
 ROOT_ONLY = AcceptResult(ints([0, -1, -1, -1, -1, -1]), ints(0), ints(1))
 

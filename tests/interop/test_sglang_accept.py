@@ -129,7 +129,7 @@ def test_to_sglang_accept_rejects_results_of_other_trees():
     with pytest.raises(ShapeError, match="like `tree`"):
         to_sglang_accept(T6_RESULT, batch_of(([7], [-1])))
     with pytest.raises(ArgumentError, match="node 5, which is padding"):
-        to_sglang_accept(T6_RESULT, batch_of(([7, 1, 2], [-1, 0, 0]), (TOKENS, PARENTS))._map(lambda a: a[:1]))
+        to_sglang_accept(T6_RESULT, batch_of(([7, 1, 2], [-1, 0, 0]), (TOKENS, PARENTS)).map(lambda a: a[:1]))
     with pytest.raises(DTypeError, match="`result` is DraftTree"):
         to_sglang_accept(T6, T6)
 

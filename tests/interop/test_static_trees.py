@@ -102,7 +102,7 @@ def test_ranks_come_from_candidates_when_siblings_skip_one():
 @pytest.mark.parametrize("choices", [[[0], [0, 1], [0, 1, 1]], [[0], [0, 0], [0, 1], [0, 1, 1]]])
 def test_ranks_that_a_tree_does_not_tell_are_refused(choices):
     """The tree of (0, 1, 1) without (0, 1, 0) holds the same parents as that of (0, 1, 0) without (0, 1, 1)."""
-    table = CANDIDATES._map(lambda array: array[[0, 1, 1]])
+    table = CANDIDATES.map(lambda array: array[[0, 1, 1]])
     tree = from_medusa_choices(choices, table, root_token_ids=ROOT)
     assert to_medusa_choices(tree, table) == choices
     for convert in (to_medusa_choices, to_vllm_token_tree):
@@ -111,7 +111,7 @@ def test_ranks_that_a_tree_does_not_tell_are_refused(choices):
 
 
 def test_one_static_tree_serves_a_batch_of_candidates():
-    tables = CANDIDATES._map(lambda array: np.stack([array, array]))
+    tables = CANDIDATES.map(lambda array: np.stack([array, array]))
     found = from_medusa_choices(PATHS, tables, root_token_ids=[ROOT, 0], order="given")
     assert_identical(found, batch_of((TOKENS, PARENTS), ([0, *TOKENS[1:]], PARENTS)))
     assert from_vllm_token_tree("[(0,)]", tables, root_token_ids=5).token_ids.tolist() == [[5, 10], [5, 10]]

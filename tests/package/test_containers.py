@@ -100,7 +100,7 @@ def test_from_parents_is_identical_unbatched(tree):
     assert_identical(again, batched)
     for b in range(len(batched.num_nodes)):
         one = DraftTree.from_parents(batched.token_ids[b], batched.parents[b])
-        assert_identical(one.with_batch(), batched._map(lambda array, b=b: array[b : b + 1]))
+        assert_identical(one.with_batch(), batched.map(lambda array, b=b: array[b : b + 1]))
 
 
 def test_from_parents_takes_lists_and_wide_integers():

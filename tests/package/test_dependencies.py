@@ -1,6 +1,7 @@
 """Dependencies point one way (errors <- containers <- reference <- api <- package), and importing is cheap."""
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,33 +10,31 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ddtree_cupy"
 OPS = ("tree_build", "tree_attention", "tree_accept")
-CONTAINERS = {"errors", "_check", "_topology", "_layout", "_validate", "containers"}
-KERNEL = {"errors", "_check", "_overlap", "_topology", "containers", "_compile", "emulate"}
+CONTAINERS = {"errors", "_check", "containers"}
+KERNEL = {"errors", "_check", "_overlap", "containers", "kernels", "emulate"}
 API = KERNEL | set(OPS) | {"_dispatch", "__init__"}
 EVERYTHING = API | CONTAINERS | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
-EVERYTHING |= {"_files", "_terminal"}
+EVERYTHING |= {"_files", "_terminal", "compile_check"}
 
 # part of the package -> the parts it may import; a part always sees itself
 ALLOWED = {
     "errors": set(),
-    "_topology": set(),
-    "_layout": set(),
     "_progress": set(),
     "_overlap": set(),
     "_check": {"errors", "_overlap"},
     "_files": {"errors"},
     "_terminal": {"errors"},
     "_dispatch": {"_check", "emulate"},
-    "_validate": {"errors", "_check", "_topology"},
     "containers": CONTAINERS,
-    "_compile": {"errors", "_check"},
-    "emulate": {"errors", "_check", "_compile"},
+    "kernels": {"errors", "_check"},
+    "compile_check": {"errors", "kernels"},
+    "emulate": {"errors", "_check", "kernels"},
     **{f"{op}.reference": CONTAINERS for op in OPS},
     **{f"{op}.kernel": KERNEL | {f"{op}.kernel_specs"} for op in OPS},
-    "tree_attention.call": {"containers", "_compile"},
-    "tree_attention.versions": {"_topology", "_compile", "tree_attention.call"},
+    "tree_attention.call": {"containers", "kernels"},
+    "tree_attention.versions": {"containers", "kernels", "tree_attention.call"},
     "tree_attention.kernel": KERNEL | {"tree_attention.call", "tree_attention.versions"},
-    **{f"{op}.kernel_specs": {"_compile", "_topology"} for op in OPS},
+    **{f"{op}.kernel_specs": {"kernels", "containers"} for op in OPS},
     **{f"{op}._arguments": CONTAINERS | {"_dispatch", "_overlap"} for op in OPS},
     **{
         f"{op}.api": KERNEL | {"_dispatch", *(f"{op}.{part}" for part in ("reference", "kernel", "call", "_arguments"))}
@@ -49,11 +48,17 @@ ALLOWED = {
     "viz": CONTAINERS,
     "interop": CONTAINERS,
     "bench": API | {"testing", "decode", "explore", "_terminal"},
-    "_doctor": {"errors", "_terminal", "_compile", "emulate", "__init__"},
+    "_doctor": {"errors", "_terminal", "kernels", "compile_check", "emulate", "__init__"},
     "cli": EVERYTHING,
     "__main__": {"cli"},
 }
-MAY_IMPORT_CUPY = ("_compile", "kernel", "bench", "testing", "decode", "cli", "_doctor")
+# Containers are below kernels, and reach up inside two functions only: links of CuPy arrays come from a kernel, and a
+# container moves to the current device.
+UPWARDS = {
+    ("containers/topology.py", "ddtree_cupy.tree_build.kernel"),
+    ("containers/base.py", "ddtree_cupy.kernels.device"),
+}
+MAY_IMPORT_CUPY = ("containers", "kernels", "kernel", "bench", "testing", "decode", "cli", "_doctor")
 
 
 def modules():
@@ -93,8 +98,10 @@ def imports(path):
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_one_way(path):
     part = part_of(path)
-    for name, _ in imports(path):
+    for name, at_module_level in imports(path):
         if not name.startswith("ddtree_cupy."):
+            continue
+        if not at_module_level and (path.relative_to(PACKAGE).as_posix(), name) in UPWARDS:
             continue
         wanted = name.removeprefix("ddtree_cupy.").split(".")
         two = ".".join(wanted[:2])
@@ -105,6 +112,32 @@ def test_imports_point_one_way(path):
             continue
         allowed = ALLOWED[part]
         assert wanted[0] in allowed or two in allowed, f"{part} imports {name}"
+
+
+def private_imports(path, inside):
+    """Yield imports of a name with a leading underscore from a package that does not hold `path` itself."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("ddtree_cupy"):
+            continue
+        for name in (f"{node.module}.{alias.name}" for alias in node.names):
+            parts = name.split(".")
+            private = next((i for i, part in enumerate(parts) if part.startswith("_") and part[1] != "_"), None)
+            if private is not None and tuple(parts[1:private]) != inside[: private - 1]:
+                yield name
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_private_names_stay_in_their_package(path):
+    assert not list(private_imports(path, path.relative_to(PACKAGE).parent.parts))
+
+
+def test_notebooks_import_public_names_only(tmp_path):
+    for notebook in sorted((PACKAGE.parent / "notebooks").glob("*.ipynb")):
+        for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+            if cell["cell_type"] == "code":
+                code = tmp_path / f"{notebook.stem}_{number}.py"
+                code.write_text("".join(line for line in cell["source"] if not line.startswith(("%", "!"))))
+                assert not list(private_imports(code, ("notebooks",)))
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -246,7 +246,7 @@ def as_ints(array, shape):
 
 def accept_into(name):
     def call():
-        tree, targets = TREE._map(np.copy), np.array([10, 20, 4], np.int32)
+        tree, targets = TREE.map(np.copy), np.array([10, 20, 4], np.int32)
         fields = {"accepted": np.zeros(3, np.int32), "num_accepted": np.zeros((), np.int32)}
         fields |= {"bonus_token": np.zeros((), np.int32)}
         shape = fields[name].shape
@@ -258,7 +258,7 @@ def accept_into(name):
 
 def tree_out():
     tree = build_tree(LOGITS, budget=4, root_token_ids=0)
-    return tree._map(lambda array: np.zeros_like(array))
+    return tree.map(lambda array: np.zeros_like(array))
 
 
 def sample_into(name):

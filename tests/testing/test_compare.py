@@ -87,7 +87,7 @@ def test_assert_identical_rejects_other_types():
 
 @given(tree=draft_trees(path_scores=True, inactive=False), data=st.data())
 def test_assert_identical_rejects_one_flipped_container_entry(tree, data):
-    assert_identical(tree, tree._map(np.copy))
+    assert_identical(tree, tree.map(np.copy))
     field = data.draw(st.sampled_from(sorted(tree.__dataclass_fields__)))
     changed = getattr(tree, field).copy()
     changed.flat[0] = 7 if changed.flat[0] != 7 else 8
@@ -99,7 +99,7 @@ def test_assert_identical_rejects_one_flipped_container_entry(tree, data):
 
 @given(kv=paged_caches())
 def test_assert_identical_rejects_another_container(kv):
-    assert_identical((kv, kv), (kv._map(np.copy), kv))
+    assert_identical((kv, kv), (kv.map(np.copy), kv))
     with pytest.raises(AssertionError, match="max_context"):
         assert_identical(replace(kv, max_context=kv.max_context + 1), kv)
     with pytest.raises(AssertionError, match="tuple, expected PagedKV"):

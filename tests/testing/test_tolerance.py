@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddtree_cupy._compile import Arg, KernelSpec, get_kernel
-from ddtree_cupy._compile.memory import architecture
+from ddtree_cupy.kernels import Arg, KernelSpec, get_kernel
+from ddtree_cupy.kernels.device import architecture
 from ddtree_cupy.testing import assert_identical, judge, lse_floor, out_floor, tensor_core_matmul
 from ddtree_cupy.testing.strategies import seeds
 

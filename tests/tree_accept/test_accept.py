@@ -85,8 +85,8 @@ def test_accept_is_identical_in_any_batch(drawn):
     tree, targets = drawn
     together = accept(tree, targets)
     for b in range(len(tree.num_nodes)):
-        alone = accept(tree._map(lambda array, b=b: array[b, ...]), targets[b])
-        assert_identical(alone, together._map(lambda array, b=b: array[b, ...]))
+        alone = accept(tree.map(lambda array, b=b: array[b, ...]), targets[b])
+        assert_identical(alone, together.map(lambda array, b=b: array[b, ...]))
 
 
 @given(trees_and_targets(), seeds)
@@ -110,7 +110,7 @@ def test_accept_never_writes_its_inputs(drawn):
 def test_accept_is_identical_with_out(drawn):
     tree, targets = drawn
     wanted = accept(tree, targets)
-    out = wanted._map(lambda array: np.full_like(array, 99))
+    out = wanted.map(lambda array: np.full_like(array, 99))
     assert accept(tree, targets, out=out) is out
     assert_identical(out, wanted)
 
@@ -249,7 +249,7 @@ def test_accept_rejects(case):
 
 def test_accept_rejects_a_wrong_out_before_writing():
     targets = np.zeros((2, 3), np.int32)
-    good = accept(BATCH, targets)._map(lambda array: np.full_like(array, 99))
+    good = accept(BATCH, targets).map(lambda array: np.full_like(array, 99))
     read_only = good.bonus_token.copy()
     read_only.flags.writeable = False
     for field, array, error in (

@@ -41,7 +41,7 @@ def texts_of(tree, result):
 
 def repeated(tree, times):
     """Return a batch of equal trees."""
-    return tree._map(lambda array: np.repeat(array[None], times, axis=0))
+    return tree.map(lambda array: np.repeat(array[None], times, axis=0))
 
 
 # ---- losslessness of sampling ----

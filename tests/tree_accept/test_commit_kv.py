@@ -17,7 +17,7 @@ from tests.tree_accept.cases import key_rows, random_paths, random_targets, resu
 
 def copy_of(kv):
     """Return the cache with its own pools, tables and lengths."""
-    return kv._map(lambda array: array.copy())
+    return kv.map(lambda array: array.copy())
 
 
 def moved_one_by_one(kv, paths):
@@ -82,7 +82,7 @@ def test_commit_kv_never_writes_other_rows(batch, seed):
 def test_commit_kv_is_identical_without_the_batch_axis(batch, seed):
     tree, kv = batch.tree, batch.kv
     if tree.is_batched:
-        tree, kv = tree._map(lambda array: array[0, ...]), kv.without_batch()
+        tree, kv = tree.map(lambda array: array[0, ...]), kv.without_batch()
     one, other = copy_of(kv), copy_of(kv)
     result = result_of(random_paths(np.random.default_rng(seed), tree), tree.token_ids.shape[-1])
     assert_identical(commit_kv(one, result.without_batch()), commit_kv(other.with_batch(), result).without_batch())

@@ -181,7 +181,7 @@ def test_emulated_commit_kv_is_identical_with_out_and_workspace():
 @pytest.mark.emulate
 @pytest.mark.parametrize("given", [{}, {"out": np.zeros(2, np.int32)}], ids=["nothing", "no workspace"])
 def test_commit_kv_refuses_during_capture_before_it_moves_a_row(monkeypatch, given):
-    monkeypatch.setattr("ddtree_cupy._compile.memory.is_capturing", lambda backend: True)
+    monkeypatch.setattr("ddtree_cupy.kernels.workspace.is_capturing", lambda backend: True)
     kv = line(np.float32)
     with (
         emulate.active(),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tree_attention.cases import BFLOAT16, build, recipes, tree_case
 
 from ddtree_cupy import DraftTree, PagedKV, merge_states, tree_attention
-from ddtree_cupy._compile.memory import shared_limit
+from ddtree_cupy.kernels.device import shared_limit
 from ddtree_cupy.testing import assert_identical, lse_floor, out_floor
 from ddtree_cupy.testing.backends import Backend
 from ddtree_cupy.tree_attention.versions import VERSIONS, v3_mma

@@ -12,7 +12,7 @@ from tree_attention import cases
 from tree_attention.cases import BFLOAT16, build, recipes, tree_case
 
 from ddtree_cupy import PagedKV, emulate, tree_attention
-from ddtree_cupy._compile.memory import shared_limit
+from ddtree_cupy.kernels.device import shared_limit
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.backends import Backend
 from ddtree_cupy.tree_attention.versions import v3_mma

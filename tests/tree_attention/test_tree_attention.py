@@ -32,7 +32,7 @@ def one_request(case, b):
     """Return the case of request b alone, still batched."""
     keep = slice(b, b + 1)
     kv = replace(case.kv, page_table=case.kv.page_table[keep], context_lens=case.kv.context_lens[keep])
-    tree = case.tree._map(lambda array: array[keep])
+    tree = case.tree.map(lambda array: array[keep])
     return replace(
         case,
         tree=tree,
@@ -322,7 +322,7 @@ def test_tree_attention_matches_oracle_when_all_requests_are_inactive(batch):
     if batch == 0:
         case = replace(
             case,
-            tree=case.tree._map(lambda array: array[:0]),
+            tree=case.tree.map(lambda array: array[:0]),
             q_nope=case.q_nope[:0],
             q_pe=case.q_pe[:0],
             kv=replace(case.kv, page_table=case.kv.page_table[:0], context_lens=case.kv.context_lens[:0]),

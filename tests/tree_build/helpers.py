@@ -18,7 +18,7 @@ T6_IDS = ((10, 11, 12), (20, 21, 22))
 
 def request(container: Any, index: int) -> Any:
     """Return one request of a batched container, unbatched."""
-    return container._map(lambda array: array[index, ...])
+    return container.map(lambda array: array[index, ...])
 
 
 def oracle_prefixes(candidates: Candidates, budget: int, **options: Any) -> list[Prefix]:
@@ -71,7 +71,7 @@ def garbage_like(container: Any) -> tuple[Any, list[GuardedArray]]:
         guards.append(GuardedArray(array.shape, array.dtype))
         return guards[-1].array
 
-    return container._map(guarded), guards
+    return container.map(guarded), guards
 
 
 def t6_candidates(dtype: Any = np.float32) -> Candidates:

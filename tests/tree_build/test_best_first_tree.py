@@ -194,7 +194,7 @@ def test_best_first_tree_is_identical_under_an_exact_level_shift(candidates, bud
     logits = np.round(candidates.logits * 4) / 4
     lse = np.ceil(candidates.lse * 4 + 1) / 4
     plain = Candidates(candidates.token_ids, logits.astype(np.float32), lse.astype(np.float32))
-    moved = plain._map(np.copy)
+    moved = plain.map(np.copy)
     moved.logits[..., level : level + 1, :] += np.float32(0.5)
     moved.lse[..., level : level + 1] += np.float32(0.5)
     assert_identical(build(moved, budget), build(plain, budget))

@@ -133,7 +133,7 @@ def test_best_first_tree_rejects_out_of_another_capacity():
     ],
 )
 def test_best_first_tree_rejects_bad_arguments(how, error, named):
-    candidates = t6_candidates().with_batch()._map(lambda array: np.repeat(array, 2, axis=0))
+    candidates = t6_candidates().with_batch().map(lambda array: np.repeat(array, 2, axis=0))
     with pytest.raises(error, match=f"best_first_tree: `{named}`"):
         best_first_tree(candidates, **{"budget": 3, "root_token_ids": 1, **how})
 

@@ -161,7 +161,7 @@ def test_best_first_tree_of_budget_zero_has_the_same_arrays():
 
 @pytest.mark.parametrize("capacity", [None, 0, 4])
 def test_best_first_tree_of_no_requests(capacity):
-    candidates = table(np.zeros((2, 3))).with_batch()._map(lambda array: array[:0])
+    candidates = table(np.zeros((2, 3))).with_batch().map(lambda array: array[:0])
     tree = best_first_tree(candidates, budget=4, root_token_ids=0, capacity=capacity).validate()
     assert len(tree.num_nodes) == 0
     empty = per_request(0, 0)
@@ -169,7 +169,7 @@ def test_best_first_tree_of_no_requests(capacity):
 
 
 def test_best_first_tree_takes_a_budget_for_each_request():
-    candidates = table([[0, -1], [0, -1]]).with_batch()._map(lambda array: np.repeat(array, 4, axis=0))
+    candidates = table([[0, -1], [0, -1]]).with_batch().map(lambda array: np.repeat(array, 4, axis=0))
     budgets = np.array([0, 3, 1, 9], np.int32)
     tree = best_first_tree(candidates, budget=budgets, root_token_ids=ROOT, capacity=4).validate()
     assert tree.num_nodes.tolist() == [1, 4, 2, 5]
@@ -178,7 +178,7 @@ def test_best_first_tree_takes_a_budget_for_each_request():
 
 def test_best_first_tree_leaves_inactive_requests_empty():
     """A root of -1 marks a padded request: no nodes, all padding."""
-    candidates = t6_candidates().with_batch()._map(lambda array: np.repeat(array, 2, axis=0))
+    candidates = t6_candidates().with_batch().map(lambda array: np.repeat(array, 2, axis=0))
     tree = best_first_tree(candidates, budget=5, root_token_ids=np.array([-1, 9], np.int32)).validate()
     assert tree.num_nodes.tolist() == [0, 6]
     assert (tree.token_ids[0] == -1).all()
@@ -218,7 +218,7 @@ def test_best_first_tree_of_an_empty_row_has_no_status_bit():
 
 
 def test_best_first_tree_reports_bad_rows_per_request():
-    candidates = t6_candidates().with_batch()._map(lambda array: np.repeat(array, 3, axis=0))
+    candidates = t6_candidates().with_batch().map(lambda array: np.repeat(array, 3, axis=0))
     candidates.token_ids[1, 0], candidates.logits[1, 0], candidates.lse[1, 0] = -1, -INF, NAN
     tree = best_first_tree(candidates, budget=5, root_token_ids=9).validate()
     assert tree.status.tolist() == [0, 1, 0]

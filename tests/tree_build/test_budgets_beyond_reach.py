@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ddtree_cupy import best_first_tree, build_tree, top_candidates
-from ddtree_cupy._topology import fillable_nodes
 from ddtree_cupy.cli import main
+from ddtree_cupy.containers.topology import fillable_nodes
 from ddtree_cupy.errors import ArgumentError, DDTreeError
 from ddtree_cupy.testing import assert_identical
 

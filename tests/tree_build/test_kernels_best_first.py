@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddtree_cupy import Candidates, best_first_tree, build_tree, emulate, top_candidates
-from ddtree_cupy._topology import derive_topology
+from ddtree_cupy.containers.topology import derive_topology
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import candidate_tables, draft_logits, draft_trees
@@ -177,7 +177,7 @@ def test_build_tree_matches_reference_on_its_own_candidates(kernels, logits, cho
 
 @pytest.mark.parametrize("budgets", [[-(2**31), 2**31 - 1, 3, -1], [0, 4, 2**30, 9]])
 def test_best_first_tree_never_trusts_device_values(kernels, budgets):
-    candidates = t6_candidates()._map(lambda array: np.stack([array] * 4))
+    candidates = t6_candidates().map(lambda array: np.stack([array] * 4))
     budgets, roots = np.array(budgets, np.int32), np.array([5, -7, 2**31 - 1, 0], np.int32)
     tree = kernels(best_first_tree, candidates, budget=budgets, root_token_ids=roots, capacity=4)
     clamped = best_first_tree(
@@ -209,11 +209,11 @@ def test_emulated_build_tree_is_identical_with_out_and_workspace(dtype):
         assert build_tree(logits, budget=20, root_token_ids=1, out=out, workspace=workspace) is out
         assert_identical(out, wanted)
         one = build_tree(logits[1], budget=20, root_token_ids=1)
-    assert_identical(one, wanted._map(lambda array: array[1, ...]))
+    assert_identical(one, wanted.map(lambda array: array[1, ...]))
 
 
 def test_best_first_tree_kernels_reject(kernels):
-    candidates = t6_candidates()._map(lambda array: np.stack([array] * 2))
+    candidates = t6_candidates().map(lambda array: np.stack([array] * 2))
     budgets = np.array([1, 2], np.int32)
     with pytest.raises(ArgumentError, match="capacity="):
         kernels(best_first_tree, candidates, budget=budgets, root_token_ids=0)

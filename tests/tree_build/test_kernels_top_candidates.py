@@ -99,7 +99,7 @@ def test_top_candidates_is_invariant_under_the_batch(kernels, dtype):
     together = kernels(top_candidates, logits, 9)
     for b in range(3):
         alone = kernels(top_candidates, logits[b], 9)
-        assert_identical(alone, together._map(lambda array, b=b: array[b]))
+        assert_identical(alone, together.map(lambda array, b=b: array[b]))
 
 
 @dtypes

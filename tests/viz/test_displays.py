@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 FOLDER = Path(viz.__file__).parent
 SVG_TEXT = "{http://www.w3.org/2000/svg}text"
-MAY_IMPORT = {"containers", "_layout", "_topology", "_check", "errors", "viz"}
+MAY_IMPORT = {"containers", "_check", "errors", "viz"}
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._compile.cupy_backend import current_device
 from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.kernels.device import current_device
 
 Array = Any
 Place = Callable[[Any], Any]  # moves a NumPy array to where a model computes

@@ -116,7 +116,7 @@ class TinyTarget:
                 head_dim_ckv=self.config.head_dim_ckv,
                 head_dim_kpe=self.config.head_dim_kpe,
                 dtype=self.dtype,
-            )._map(self._place)
+            ).map(self._place)
             for _ in range(self.config.num_layers)
         )
 

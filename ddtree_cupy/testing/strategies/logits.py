@@ -142,7 +142,7 @@ def _candidate_tables(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> C
     if bounds["bad_rows"] and draw(st.booleans()):
         bad = random.random(lse.shape) < 0.3
         lse[bad], token_ids[bad], logits[bad] = np.nan, -1, -np.inf
-    return Candidates(token_ids, logits, lse)._map(np.ascontiguousarray)
+    return Candidates(token_ids, logits, lse).map(np.ascontiguousarray)
 
 
 def candidate_tables(

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ddtree_cupy._compile import KernelSpec, get_kernel
-from ddtree_cupy._compile.memory import Workspace, shared_limit
+from ddtree_cupy.kernels import KernelSpec, get_kernel
+from ddtree_cupy.kernels.device import shared_limit
+from ddtree_cupy.kernels.workspace import Workspace
 from ddtree_cupy.tree_attention.call import Call
 
 Array = Any

@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
-from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, ints, register
-from ddtree_cupy._compile.memory import Workspace
+from ddtree_cupy.kernels import CTYPES, Arg, KernelSpec, ints, register
+from ddtree_cupy.kernels.workspace import Workspace
 from ddtree_cupy.tree_attention.call import CACHE_STRIDES, KEYS, QUERY_STRIDES, Call, attention_inputs, results
 from ddtree_cupy.tree_attention.versions.common import Plan, Step, Traits, shared_refusal, size_refusal
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._compile import CTYPES, Arg, KernelSpec, ints, register
-from ddtree_cupy._compile.memory import Workspace
+from ddtree_cupy.kernels import CTYPES, Arg, KernelSpec, ints, register
+from ddtree_cupy.kernels.workspace import Workspace
 from ddtree_cupy.tree_attention.call import CACHE_STRIDES, KEYS, QUERY_STRIDES, TABLES, Call, attention_inputs, results
 from ddtree_cupy.tree_attention.versions.common import (
     COMPILED_SIZES,

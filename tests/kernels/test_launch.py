@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from ddtree_cupy import emulate
-from ddtree_cupy._compile import Arg, KernelSpec, get_kernel, kernel
 from ddtree_cupy.errors import ArgumentError, CompileError, DTypeError, LayoutError, MissingGPUError
+from ddtree_cupy.kernels import Arg, KernelSpec, get_kernel, registry
 
 pytestmark = [
     pytest.mark.emulate,
@@ -148,10 +148,10 @@ def test_specs_check_themselves():
 
 
 def test_registered_specs_keep_their_order(monkeypatch):
-    monkeypatch.setattr(kernel, "_registered", {})
-    specs = [kernel.register(make_spec(defines=(name,))) for name in "abc"]
-    kernel.register(specs[0])
-    assert kernel.registered_specs() == tuple(specs)
+    monkeypatch.setattr(registry, "_registered", {})
+    specs = [registry.register(make_spec(defines=(name,))) for name in "abc"]
+    registry.register(specs[0])
+    assert registry.registered_specs() == tuple(specs)
 
 
 def test_missing_gpu_is_explained():

@@ -3,37 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from ddtree_cupy._compile.launch import Dimensions
-from ddtree_cupy._compile.spec import KernelSpec
-from ddtree_cupy.errors import CompileError, LayoutError, MissingGPUError, UnsupportedError
+from ddtree_cupy.errors import CompileError, LayoutError, UnsupportedError
+from ddtree_cupy.kernels.device import current_device, nvrtc_version
+from ddtree_cupy.kernels.launch import Dimensions
+from ddtree_cupy.kernels.spec import KernelSpec
 
 # Blocks may use this much, static plus dynamic, without opting in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
-
-
-def current_device() -> int:
-    """Return CuPy's current device; raise `MissingGPUError` where there is none."""
-    try:
-        import cupy
-    except Exception as error:  # an unwritable cache folder raises OSError at import
-        raise MissingGPUError(
-            f"CuPy cannot be imported ({type(error).__name__}: {error}); pip install 'ddtree-cupy[cuda13]'"
-        ) from error
-    try:
-        return int(cupy.cuda.runtime.getDevice())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise MissingGPUError(
-            f"no usable GPU ({error}); on the CPU use NumPy arrays, inside ddtree_cupy.emulate.active() "
-            "to run the CUDA kernels"
-        ) from error
-
-
-def nvrtc_version() -> tuple[int, int]:
-    """Return the version of the NVRTC that CuPy uses."""
-    from cupy.cuda import nvrtc
-
-    major, minor = nvrtc.getVersion()
-    return int(major), int(minor)
 
 
 class CupyKernel:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ddtree_cupy._compile import nvrtc
-from ddtree_cupy._compile.kernel import registered_specs
-from ddtree_cupy._compile.spec import KernelSpec
+from ddtree_cupy.compile_check import nvrtc
 from ddtree_cupy.errors import CompileError
+from ddtree_cupy.kernels.registry import registered_specs
+from ddtree_cupy.kernels.spec import KernelSpec
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 # Shared memory one block may use after opting in, from NVIDIA's programming guide.

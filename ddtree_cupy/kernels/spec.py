@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ddtree_cupy._compile.sources import expand, expand_text
 from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.kernels.source import expand, expand_text
 
 Role = Literal["input", "output", "scalar"]
 CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}

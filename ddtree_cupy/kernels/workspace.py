@@ -1,7 +1,6 @@
 """Results and scratch of a kernel call: NumPy arrays for the emulator, CuPy arrays for a GPU."""
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 Array = Any
 
 ALIGNMENT = 256  # bytes, for every piece of a workspace
-EMULATED_SHARED_LIMIT = 227 * 1024  # bytes; that of sm_90
-EMULATED_MULTIPROCESSORS = 5  # few, so that small cases are cut into pieces too
 
 
 def empty(backend: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
@@ -46,54 +43,6 @@ def require_given(function: str, backend: str, **given: Any) -> None:
             f"{function}: the stream captures a CUDA graph, so pass {listed}; memory allocated here may be reused "
             f"before the graph is replayed"
         )
-
-
-def shared_limit(backend: str) -> int:
-    """Return the shared memory in bytes, static plus dynamic, that one block may use on the current device."""
-    if backend == "emulate":
-        return EMULATED_SHARED_LIMIT
-    import cupy
-
-    return _device_shared_limit(cupy.cuda.runtime.getDevice())
-
-
-@cache
-def _device_shared_limit(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
-
-
-def multiprocessors(backend: str) -> int:
-    """Return how many blocks that fill a multiprocessor run at once on the current device."""
-    if backend == "emulate":
-        return EMULATED_MULTIPROCESSORS
-    import cupy
-
-    return _device_multiprocessors(cupy.cuda.runtime.getDevice())
-
-
-@cache
-def _device_multiprocessors(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
-
-
-def architecture(backend: str) -> str:
-    """Return the current device's architecture, such as "sm_90"; the emulator has none of its own ("")."""
-    if backend == "emulate":
-        return ""
-    import cupy
-
-    return _device_architecture(cupy.cuda.runtime.getDevice())
-
-
-@cache
-def _device_architecture(device: int) -> str:
-    import cupy
-
-    return f"sm_{cupy.cuda.Device(device).compute_capability}"
 
 
 class Workspace:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddtree_cupy._compile.spec import Arg, KernelSpec
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
+from ddtree_cupy.kernels.spec import Arg, KernelSpec
 
 Dimensions = tuple[int, ...]
 

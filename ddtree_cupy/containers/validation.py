@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy import _topology
 from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array
+from ddtree_cupy.containers import topology
 from ddtree_cupy.errors import ArgumentError, DTypeError
 
 Array = Any
@@ -60,7 +60,7 @@ def draft_tree(tree: Any) -> None:
     for name in ("num_nodes", "status"):
         check.array(name, getattr(tree, name), lead, ("int32",))
     capacity = tree.token_ids.shape[-1]
-    words = _topology.words_per_row(capacity)
+    words = topology.words_per_row(capacity)
     check.array("visibility_bits", tree.visibility_bits, (*lead, "num_nodes", words), ("uint32",))
     if tree.path_scores is not None:
         check.array("path_scores", tree.path_scores, (*lead, "num_nodes"), ("float64",))
@@ -75,7 +75,7 @@ def draft_tree(tree: Any) -> None:
     _first_bad(function, "token_ids", valid != (tree.token_ids >= 0), tree.token_ids, ">= 0, and -1 for padding")
     _distinct_siblings(tree, counts)
 
-    expected = _topology.derive_topology(tree.parents, counts)
+    expected = topology.derive_topology(tree.parents, counts)
     for name, wanted in expected._asdict().items():
         array = getattr(tree, name)
         bad = array != wanted
@@ -115,7 +115,7 @@ def visibility(container: Any) -> None:
     check = Checker("Visibility")
     lead = ("batch",) if container.visibility_bits.ndim == 3 else ()
     capacity = container.visibility_bits.shape[-2]
-    axes = (*lead, capacity, _topology.words_per_row(capacity))
+    axes = (*lead, capacity, topology.words_per_row(capacity))
     check.array("visibility_bits", container.visibility_bits, axes, ("uint32",))
     check.array("num_nodes", container.num_nodes, lead, ("int32",))
     counts = np.atleast_1d(container.num_nodes)

@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from ddtree_cupy._compile.spec import Arg, KernelSpec
 from ddtree_cupy.errors import CompileError
+from ddtree_cupy.kernels.spec import Arg, KernelSpec
 
 _TYPES = {
     "float": "float32",

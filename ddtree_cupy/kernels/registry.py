@@ -3,7 +3,7 @@
 Examples
 --------
 >>> import numpy as np
->>> from ddtree_cupy._compile import Arg, KernelSpec, get_kernel
+>>> from ddtree_cupy.kernels import Arg, KernelSpec, get_kernel
 >>> spec = KernelSpec(
 ...     source="example.cu",
 ...     code='extern "C" __global__ void twice(const float* x, float* y, int n) '
@@ -21,15 +21,15 @@ import importlib
 import threading
 from typing import Any
 
-from ddtree_cupy._compile.launch import Kernel
-from ddtree_cupy._compile.spec import Arg, KernelSpec
 from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.kernels.launch import Kernel
+from ddtree_cupy.kernels.spec import Arg, KernelSpec
 
 __all__ = ["Arg", "Kernel", "KernelSpec", "clear", "get_kernel", "register", "registered_specs"]
 
 # A backend is a module with `device_key()` and `compile_kernel(spec, device)`, imported at first use.
 _BACKENDS = {
-    "cupy": "ddtree_cupy._compile.cupy_backend",
+    "cupy": "ddtree_cupy.kernels.cupy_backend",
     "emulate": "ddtree_cupy.emulate.backend",
 }
 _loaded: dict[str, Any] = {}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ddtree_cupy._compile import Arg, KernelSpec
-from ddtree_cupy._compile.signature import mismatches, parse_parameters
 from ddtree_cupy.errors import CompileError
+from ddtree_cupy.kernels import Arg, KernelSpec
+from ddtree_cupy.kernels.signature import mismatches, parse_parameters
 
 CODE = """
 // __global__ void attend(int ghost)

@@ -6,9 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from ddtree_cupy._compile import Arg, KernelSpec, cupy_backend
-from ddtree_cupy._compile.launch import Kernel
 from ddtree_cupy.errors import ArgumentError, CompileError, DTypeError, LayoutError, MissingGPUError, UnsupportedError
+from ddtree_cupy.kernels import Arg, KernelSpec, cupy_backend
+from ddtree_cupy.kernels.launch import Kernel
 
 
 class FakeArray(np.ndarray):

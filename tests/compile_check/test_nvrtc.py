@@ -2,8 +2,9 @@
 
 import pytest
 
-from ddtree_cupy._compile import Arg, KernelSpec, nvrtc, resources
+from ddtree_cupy.compile_check import nvrtc, resources
 from ddtree_cupy.errors import CompileError
+from ddtree_cupy.kernels import Arg, KernelSpec
 
 CODE = """#include <cuda_bf16.h>
 template <typename T>

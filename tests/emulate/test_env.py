@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ddtree_cupy
-from ddtree_cupy._compile import env
+from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import UnsupportedError
 
 PACKAGE = Path(ddtree_cupy.__file__).parent

@@ -5,9 +5,9 @@ import zipfile
 
 import pytest
 
-from ddtree_cupy._compile import sources
-from ddtree_cupy._compile.sources import expand, expand_text
 from ddtree_cupy.errors import CompileError
+from ddtree_cupy.kernels import source
+from ddtree_cupy.kernels.source import expand, expand_text
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def test_expand_reads_from_a_zipped_wheel(root):
 
 
 def test_source_root_prefers_the_packaged_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "files", lambda _: tmp_path)
-    assert sources.source_root() != tmp_path / "_cuda_src"
+    monkeypatch.setattr(source, "files", lambda _: tmp_path)
+    assert source.source_root() != tmp_path / "_cuda_src"
     (tmp_path / "_cuda_src").mkdir()
-    assert sources.source_root() == tmp_path / "_cuda_src"
-    monkeypatch.setattr(sources, "__file__", str(tmp_path / "a" / "b" / "sources.py"))
+    assert source.source_root() == tmp_path / "_cuda_src"
+    monkeypatch.setattr(source, "__file__", str(tmp_path / "a" / "b" / "sources.py"))
     (tmp_path / "_cuda_src").rmdir()
     with pytest.raises(CompileError, match="reinstall"):
-        sources.source_root()
+        source.source_root()

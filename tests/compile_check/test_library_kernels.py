@@ -5,7 +5,8 @@ import re
 import pytest
 
 import ddtree_cupy  # noqa: F401  (registers the specs)
-from ddtree_cupy._compile import nvrtc, registered_specs, resources, signature, source_root
+from ddtree_cupy.compile_check import nvrtc, resources
+from ddtree_cupy.kernels import registered_specs, signature, source_root
 from ddtree_cupy.tree_attention import call
 from ddtree_cupy.tree_attention.versions import v2_split_kv, v3_mma
 from ddtree_cupy.tree_build import kernel_specs as build_specs

@@ -1,14 +1,11 @@
 """What follows from `parents` alone: depths, child links and packed visibility, for one request or a batch."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = Any
 MOST_NODES = 65_535  # of one tree, root included; its rows of visibility take 512 MiB
-
-_device: list[Callable[[Array, Array], "Topology"]] = []  # how to derive it on a GPU, from `register_device`
 
 
 class Topology(NamedTuple):
@@ -20,14 +17,11 @@ class Topology(NamedTuple):
     visibility_bits: Array
 
 
-def register_device(derive: "Callable[[Array, Array], Topology]") -> None:
-    """Set the function that derives the links of CuPy arrays; containers may not import kernels themselves."""
-    _device[:] = [derive]
-
-
 def derive_on_device(parents: Array, num_nodes: Array) -> Topology:
     """Derive the links of CuPy arrays by the kernel; shapes as in `derive_topology`."""
-    return _device[0](parents, num_nodes)
+    from ddtree_cupy.tree_build.kernel import topology  # containers are below kernels: only here, and only when called
+
+    return topology(parents, num_nodes, backend="cupy")
 
 
 def count_nodes(token_ids: Array, parents: Array) -> Array:

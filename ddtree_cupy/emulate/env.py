@@ -52,7 +52,7 @@ SWITCHES = (
 
 def _value(name: str) -> str:
     if name not in {switch.name for switch in SWITCHES}:
-        raise KeyError(f"{name} is not in ddtree_cupy._compile.env.SWITCHES")
+        raise KeyError(f"{name} is not in ddtree_cupy.emulate.env.SWITCHES")
     return os.environ.get(name, "").strip()
 
 
