@@ -114,6 +114,6 @@ def unchanged(**arrays: Any) -> Iterator[None]:
 
 
 def _copy(value: Any) -> Any:
-    if hasattr(value, "_map"):
+    if hasattr(value, "map"):
         return value.map(lambda array: array.copy())
     return value.copy() if hasattr(value, "copy") else value
