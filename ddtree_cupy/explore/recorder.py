@@ -1,7 +1,7 @@
 """The recorder: decode a prompt one token at a time and keep what the drafter would have proposed at each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -9,28 +9,16 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
-from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree
-from ddtree_cupy.decode.models import PREFILL_NODES, Models, prompt_tokens
+from ddtree_cupy.containers import Candidates
+from ddtree_cupy.decode.loop import Loop, check_temperature
+from ddtree_cupy.decode.models import Models, prompt_tokens
 from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.explore.traces import Traces
-from ddtree_cupy.tree_accept import commit_kv, greedy_targets, sample_targets
 from ddtree_cupy.tree_build import best_first_tree, top_candidates
 
 __all__ = ["record"]
 
 Array = Any
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What is the same for all prompts."""
-
-    models: Models
-    num_positions: int
-    width: int
-    max_budget: int
-    temperature: float
-    seed: int
 
 
 def record(
@@ -95,9 +83,7 @@ def record(
     num_positions = check.integer("num_positions", num_positions, low=1)
     max_budget = check.integer("max_budget", max_budget, low=1)
     width = check.integer("width", width, low=1)
-    temperature = check.real("temperature", temperature)
-    if temperature < 0:
-        raise ArgumentError(f"record: `temperature` is {temperature}, expected 0 (greedy) or more")
+    temperature = check_temperature(check, temperature)
     seed = check.integer("seed", seed, low=0)
     models = Models("record", target, drafter)
     most_nodes = models.most_nodes("max_budget", max_budget, models.draft_len)
@@ -114,13 +100,25 @@ def record(
     if len(labels) != len(texts):
         raise ArgumentError(f"record: `names` has {len(labels)} entries for {len(texts)} prompts")
 
-    settings = _Settings(models, num_positions, width, most_nodes, temperature, seed)
-    parts = [_Text(settings, text) for text in with_progress(texts, len(texts), "record", "prompt", progress)]
-    drafts = [part.candidates for part in parts]
+    tokens, drafts, needed = [], [], []
+    for text in with_progress(texts, len(texts), "record", "prompt", progress):
+        loop = Loop(
+            models,
+            text,
+            asking="`prompts` and `num_positions`",
+            max_new_tokens=num_positions + models.draft_len,
+            budget=0,
+            temperature=temperature,
+            seed=seed,
+        )
+        # no tree of most_nodes nodes can use rank most_nodes, whatever its limits
+        found, draft = _continued(loop, num_positions, max(most_nodes + 1, width))
+        tokens.append(found)
+        drafts.append(draft)
+        needed.append(_ranks_needed(draft, most_nodes, width))
     candidates = Candidates(*(np.concatenate([getattr(d, f.name) for d in drafts]) for f in fields(Candidates)))
-    roots = np.concatenate([part.tokens[:num_positions] for part in parts])
-    needed = np.concatenate([part.needed for part in parts])
-    row_widths = np.minimum(np.maximum(width, needed), models.vocab_size).astype(np.int32)
+    windows = [np.lib.stride_tricks.sliding_window_view(found[1:], models.draft_len + 1) for found in tokens]
+    row_widths = np.minimum(np.maximum(width, np.concatenate(needed)), models.vocab_size).astype(np.int32)
     kept = int(row_widths.max(initial=0))
     notes = {"temperature": str(temperature), "seed": str(seed), **about}
     if kept > width:
@@ -128,8 +126,8 @@ def record(
     return Traces(
         candidates=_cut(candidates, row_widths),
         row_widths=row_widths,
-        root_token_ids=roots,
-        continuations=np.concatenate([part.continuations for part in parts]),
+        root_token_ids=np.concatenate([found[:num_positions] for found in tokens]),
+        continuations=np.concatenate(windows),
         context_lens=np.concatenate([text.size - 1 + np.arange(num_positions) for text in texts]).astype(np.int32),
         prompt_starts=np.arange(0, num_positions * len(texts) + 1, num_positions, dtype=np.int32),
         prompt_names=labels,
@@ -173,62 +171,25 @@ def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArra
     return needed
 
 
-class _Text:
-    """One prompt continued autoregressively: `candidates` at each position, `tokens` from the first root on."""
+def _continued(loop: Loop, num_positions: int, width: int) -> tuple[npt.NDArray[np.int32], Candidates]:
+    """Decode one text without drafts; return its tokens from the first root on, and the draft rows at each position."""
+    tokens = [loop.root]
+    rows: list[tuple[Array, Array, Array]] = []
+    while loop.remaining:
+        if len(rows) < num_positions:
+            rows.append(_draft_rows(loop, width))
+        tokens += loop.round().token_ids
+    return np.array(tokens, np.int32), Candidates(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
 
-    def __init__(self, settings: _Settings, prompt: npt.NDArray[np.int32]) -> None:
-        models, count = settings.models, settings.num_positions
-        length = count + models.draft_len
-        self.settings, self.models, self.drafter_state = settings, models, models.drafter.start()
-        asking = "`prompts` and `num_positions`"
-        self.kv = models.allocate(asking, prompt.size + length, min(PREFILL_NODES, prompt.size))
-        for start in range(0, prompt.size - 1, PREFILL_NODES):
-            self._pass(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
-        random = np.random.default_rng(settings.seed)  # its draws are those of `decode.generate`
-        rows: list[tuple[Array, Array, Array]] = []
-        tokens = [int(prompt[-1])]
-        for position in range(length):
-            if position < count:
-                rows.append(self._propose(tokens[-1]))
-            token = self._next(self._pass(np.array(tokens[-1:], np.int32)), random.random(1))
-            if token < 0:
-                raise models.no_token(prompt.size + position)
-            tokens.append(token)
-        self.tokens = np.array(tokens, np.int32)
-        windows = np.lib.stride_tricks.sliding_window_view(self.tokens[1:], models.draft_len + 1)
-        self.continuations = windows[:count].copy()
-        self.candidates = Candidates(*(np.stack(arrays) for arrays in zip(*rows, strict=True)))
-        self.needed = _ranks_needed(self.candidates, settings.max_budget, settings.width)
 
-    def _propose(self, root: int) -> tuple[Array, Array, Array]:
-        logits = self.models.propose(self.drafter_state, root)
-        if len(logits) != self.models.draft_len:
-            raise ShapeError(
-                f"record: `drafter.propose(...)` is {logits.shape}, expected ({self.models.draft_len}, "
-                f"{self.models.vocab_size}): `drafter.draft_len` rows at every position"
-            )
-        logits = logits.astype(np.float32) if logits.dtype == np.float64 else logits
-        # no tree of max_budget nodes can use rank max_budget, whatever its limits
-        most = max(self.settings.max_budget + 1, self.settings.width)
-        top = top_candidates(logits, min(most, self.models.vocab_size), check_finite=False).to("numpy")
-        return top.token_ids, top.logits, top.lse
-
-    def _pass(self, token_ids: npt.NDArray[np.int32]) -> Array:
-        """Run a chain through the target, commit all of it, and return the logits."""
-        count = token_ids.size
-        tree = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
-        logits, features = self.models.forward(tree.map(self._place), self.kv)
-        whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
-        self.kv = commit_kv(self.kv, whole.map(self._place))
-        self.drafter_state = self.models.drafter.observe(self.drafter_state, features)
-        return logits
-
-    def _next(self, logits: Array, uniform: Array) -> int:
-        if self.settings.temperature == 0:
-            return int(greedy_targets(logits, on_bad_row="mark")[0])
-        uniforms, temperature = self._place(uniform), self.settings.temperature
-        return int(sample_targets(logits, uniforms, temperature=temperature, on_bad_row="mark")[0])
-
-    def _place(self, array: Array) -> Array:
-        """Move a host array to the library of the target's caches."""
-        return np.asarray(array, like=self.kv[0].ckv)
+def _draft_rows(loop: Loop, width: int) -> tuple[Array, Array, Array]:
+    models = loop.models
+    logits = models.propose(loop.drafter_state, loop.root)
+    if len(logits) != models.draft_len:
+        raise ShapeError(
+            f"record: `drafter.propose(...)` is {logits.shape}, expected ({models.draft_len}, {models.vocab_size}): "
+            f"`drafter.draft_len` rows at every position"
+        )
+    logits = logits.astype(np.float32) if logits.dtype == np.float64 else logits
+    top = top_candidates(logits, min(width, models.vocab_size), check_finite=False).to("numpy")
+    return top.token_ids, top.logits, top.lse

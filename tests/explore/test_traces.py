@@ -1,6 +1,7 @@
 """Traces: what ships, what a recorder writes, and files that are not what they claim."""
 
 import dataclasses
+import hashlib
 import json
 
 import numpy as np
@@ -66,6 +67,25 @@ def test_record_keeps_the_targets_own_text(toy_traces):
         assert toy_traces.continuations[positions].tolist() == [new[p : p + 5] for p in range(5)]
         assert toy_traces.root_token_ids[positions].tolist() == text[len(prompt) - 1 :][:5]
         assert toy_traces.context_lens[positions].tolist() == [len(prompt) - 1 + p for p in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "wanted"),
+    [
+        (0.0, "cbc5eaf6ee45128eecdc6270cabcc67be93ee71b18e57a44d9b2dc712b0383da"),
+        (0.8, "d578aabbf0d49aec8afe9067a727adafa5a77e9a5277b7ae3987b507665a7eed"),
+    ],
+)
+def test_recorded_tokens_and_ranks_are_those_of_a_stored_hash(temperature, wanted):
+    """Draws, roots and ranks do not move; the tiny models' logits are compared above, as far as BLAS allows."""
+    target = TableTarget(vocab_size=40, seed=1)
+    prompts = [[1], [2, 3], (np.arange(150) % 5).tolist()]
+    options = {"num_positions": 6, "max_budget": 20, "width": 3, "temperature": temperature, "seed": 7}
+    traces = record(target, NoisyDrafter(target), prompts, progress=False, **options)
+    digest = hashlib.sha256(traces.candidates.token_ids.tobytes())
+    for name in ("row_widths", "root_token_ids", "continuations", "context_lens", "prompt_starts"):
+        digest.update(getattr(traces, name).tobytes())
+    assert digest.hexdigest() == wanted
 
 
 class HoledDrafter(NoisyDrafter):
