@@ -10,7 +10,8 @@ import ddtree_cupy
 from ddtree_cupy.emulate import env
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PAGES = [str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/*.md"))]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES]
 README = (ROOT / "README.md").read_text()
 
 
@@ -41,8 +42,8 @@ def test_every_path_exists(name):
     text = (ROOT / name).read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         if not target.startswith("http"):
-            assert (ROOT / target).exists(), target
-    for target in re.findall(r"`((?:cuda_src|ddtree_cupy|tests|notebooks)/[\w/.-]+)`", text):
+            assert ((ROOT / name).parent / target).exists(), target
+    for target in re.findall(r"`((?:cuda_src|ddtree_cupy|docs|tests|notebooks)/[\w/.-]+)`", text):
         assert (ROOT / target).exists(), target
 
 
