@@ -12,7 +12,7 @@ import stat
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple, Self
 
@@ -66,9 +66,14 @@ def _umask() -> int:
     return mask
 
 
-def write_arrays(path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write one compressed `.npz` file that `open_arrays` reads."""
-    raw = json.dumps(header).encode()
+def write_arrays(
+    path: str | Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], *, about: Any
+) -> None:
+    """Write one compressed `.npz` file that `open_arrays` reads.
+
+    `header` is stored as JSON, with a checksum of the arrays and of `about`, the part of the header that it covers.
+    """
+    raw = json.dumps({**header, "sha256": checksum(about, arrays)}).encode()
     if len(raw) > _MAX_JSON_BYTES:
         raise ArgumentError(f"{path}: names and notes take {len(raw):,} bytes, expected at most {_MAX_JSON_BYTES:,}")
     contents: dict[str, Any] = {HEADER: np.frombuffer(raw, np.uint8), **arrays}
@@ -76,7 +81,7 @@ def write_arrays(path: str | Path, header: Mapping[str, Any], arrays: Mapping[st
         np.savez_compressed(stream, **contents)
 
 
-def checksum(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+def checksum(about: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
     """SHA-256 over `about` and over names, shapes, dtypes and bytes, in the order of the names."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(arrays):
@@ -127,6 +132,8 @@ class ArrayFile:
 
     Attributes
     ----------
+    what : str
+        What it should hold, for messages.
     names : tuple of str
     max_bytes : int
         What the contents may take in memory.
@@ -137,10 +144,10 @@ class ArrayFile:
         The archive is damaged, encrypted, of another compression, or (ArgumentError) declares more than `max_bytes`.
     """
 
-    def __init__(self, stream: BinaryIO, max_bytes: int | None = None, advice: str = "") -> None:
+    def __init__(self, stream: BinaryIO, what: str, max_bytes: int | None = None, advice: str = "") -> None:
         size = os.fstat(stream.fileno()).st_size
         self.max_bytes = max(_FREE_BYTES, _MAX_RATIO * size) if max_bytes is None else max_bytes
-        self._advice = advice
+        self.what, self._advice = what, advice
         self._zip = zipfile.ZipFile(stream)
         members = self._zip.infolist()
         for member in members:
@@ -167,18 +174,26 @@ class ArrayFile:
         with self._zip.open(member) as stream:
             return read_array(stream, member.file_size, name)
 
-    def read_header(self, format_name: str) -> dict[str, Any] | None:
-        """Return the JSON header, or None where there is none of this format."""
-        if HEADER not in self.names:
-            return None
-        if self._members[HEADER].file_size > _MAX_JSON_BYTES + _MAX_ARRAY_HEADER:
-            raise ValueError(f"its header is longer than {_MAX_JSON_BYTES:,} bytes")
-        header = parse_json(self.read(HEADER).tobytes())
-        return header if isinstance(header, dict) and header.get("format") == format_name else None
+    def read_header(self, format_name: str, fields: Collection[str] = (), arrays: Collection[str] = ()) -> Any:
+        """Return the JSON header of a file of this format, which has just these fields and arrays if they are given."""
+        header: Any = {}
+        if HEADER in self.names:
+            if self._members[HEADER].file_size > _MAX_JSON_BYTES + _MAX_ARRAY_HEADER:
+                raise ValueError(f"its header is longer than {_MAX_JSON_BYTES:,} bytes")
+            header = parse_json(self.read(HEADER).tobytes())
+        fits = isinstance(header, dict) and header.get("format") == format_name
+        if fits and fields:
+            fits = set(header) == {"format", "sha256", *fields} and set(self.names) == {HEADER, *arrays}
+        if not fits:
+            raise ArgumentError(f"not a {self.what} file of format {format_name}")
+        return header
 
-    def read_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Expand every array but the header."""
-        return {name: self.read(name) for name in self.names if name != HEADER}
+    def read_arrays(self, header: Mapping[str, Any], *, about: Any) -> dict[str, npt.NDArray[Any]]:
+        """Expand every array but the header, which must hold their checksum; `about` as in `write_arrays`."""
+        arrays = {name: self.read(name) for name in self.names if name != HEADER}
+        if header.get("sha256") != checksum(about, arrays):
+            raise ArgumentError("altered, the checksum does not match")
+        return arrays
 
     def __enter__(self) -> Self:
         return self
@@ -199,7 +214,7 @@ def open_arrays(path: Path, what: str, max_bytes: int | None = None, advice: str
     try:
         if not zipfile.is_zipfile(path):
             raise WeightsError(f"{path}: not a {what} file, or a truncated one")
-        with path.open("rb") as stream, ArrayFile(stream, max_bytes, advice) as file:
+        with path.open("rb") as stream, ArrayFile(stream, what, max_bytes, advice) as file:
             yield file
     except (WeightsError, MemoryError):
         raise

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy._files import HEADER, ArrayFile, checksum, open_arrays, write_arrays
+from ddtree_cupy._files import ArrayFile, open_arrays, write_arrays
 from ddtree_cupy.containers import Candidates
-from ddtree_cupy.errors import ArgumentError, DTypeError, WeightsError
+from ddtree_cupy.errors import ArgumentError, DTypeError
 
 __all__ = ["SHIPPED_TRACES", "Traces"]
 
@@ -223,7 +223,7 @@ class Traces:
             "lse": self.candidates.lse,
         }
         about = {name: getattr(self, name) for name in _ABOUT}
-        write_arrays(path, {"format": FORMAT, **about, "sha256": checksum(about, arrays)}, arrays)
+        write_arrays(path, {"format": FORMAT, **about}, arrays, about=about)
 
     @classmethod
     def load(cls, path: str | Path = SHIPPED_TRACES, *, max_bytes: int | None = None) -> Self:
@@ -246,16 +246,12 @@ class Traces:
             max_bytes = Checker("Traces.load").integer("max_bytes", max_bytes, low=0)
         advice = "; Traces.load(path, max_bytes=...) allows more"
         with open_arrays(path, "traces", max_bytes, advice) as file:
-            header = file.read_header(FORMAT)
-            if header is None or set(file.names) != {HEADER, *_ARRAYS} or set(header) != {"format", "sha256", *_ABOUT}:
-                raise WeightsError(f"{path}: not a traces file of format {FORMAT}")
+            header = file.read_header(FORMAT, _ABOUT, _ARRAYS)
             stored = {name: header[name] for name in _ABOUT}
             names = stored["prompt_names"]
             about = {**stored, "prompt_names": tuple(names) if isinstance(names, list) else names}
             _check_about(**about)
-            arrays = file.read_arrays()
-            if header["sha256"] != checksum(stored, arrays):
-                raise WeightsError(f"{path}: altered, the checksum does not match")
+            arrays = file.read_arrays(header, about=stored)
             candidates = _expand(arrays, about["vocab_size"], file)
             fields: dict[str, Any] = {**{name: arrays[name] for name in _PLAIN}, **about}
             return cls(candidates=candidates, **fields).validate()

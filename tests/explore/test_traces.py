@@ -10,10 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from toys import NoisyDrafter, TableTarget
 
-from ddtree_cupy import Candidates
+from ddtree_cupy import Candidates, _files
 from ddtree_cupy.errors import ArgumentError, DDTreeError, WeightsError
 from ddtree_cupy.explore import BestFirst, Traces, record, score
-from ddtree_cupy.explore import traces as traces_module
 from ddtree_cupy.explore.__main__ import main
 from ddtree_cupy.explore.traces import SHIPPED_TRACES
 
@@ -212,7 +211,7 @@ def test_saved_traces_come_back_identical(toy_traces, tmp_path, which):
     ],
 )
 def test_load_rejects_contents_that_are_none_under_a_right_checksum(toy_traces, tmp_path, monkeypatch, name, change):
-    monkeypatch.setattr(traces_module, "checksum", lambda about, arrays: "right")
+    monkeypatch.setattr(_files, "checksum", lambda about, arrays: "right")
     toy_traces.save(tmp_path / "file")
     with np.load(tmp_path / "file") as file:
         arrays = dict(file)

@@ -24,7 +24,6 @@ from ddtree_cupy.decode.tiny.drafter import DRAFTER_WEIGHTS
 from ddtree_cupy.decode.tiny.weights import load_weights, save_weights
 from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore import CostTable, Traces, record
-from ddtree_cupy.explore import traces as traces_module
 from ddtree_cupy.explore.__main__ import main as explore
 
 CONFIG = TargetConfig(d_model=16, num_layers=1)
@@ -253,7 +252,7 @@ def test_traces_of_too_long_names_are_refused_before_a_file_is_made(tmp_path):
 
 
 def test_traces_whose_rows_would_take_too_much_are_refused_before_they_are_expanded(tmp_path, monkeypatch):
-    monkeypatch.setattr(traces_module, "checksum", lambda about, arrays: "right")
+    monkeypatch.setattr(_files, "checksum", lambda about, arrays: "right")
     path, positions = tmp_path / "file.npz", 1 << 18
     toy_traces().save(path)
 
@@ -476,7 +475,7 @@ def test_reading_rejects_odd_json_in_one_sentence(tmp_path, text):
     ],
 )
 def test_load_traces_rejects_headers_of_other_types_under_a_right_checksum(tmp_path, monkeypatch, name, value):
-    monkeypatch.setattr(traces_module, "checksum", lambda about, arrays: "right")
+    monkeypatch.setattr(_files, "checksum", lambda about, arrays: "right")
     path = tmp_path / "file.npz"
     toy_traces().save(path)
 

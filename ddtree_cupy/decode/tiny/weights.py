@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._files import checksum, open_arrays, write_arrays
+from ddtree_cupy._files import open_arrays, write_arrays
 from ddtree_cupy.decode.tiny.config import DrafterConfig, TargetConfig
 from ddtree_cupy.errors import WeightsError
 
@@ -28,8 +28,7 @@ def save_weights(path: Path, kind: str, config: TargetConfig | DrafterConfig, we
     """
     arrays = {name: np.ascontiguousarray(value, dtype=np.float16) for name, value in weights.items()}
     sizes = config.to_dict()
-    header = {"format": FORMAT, "kind": kind, "config": sizes, "sha256": checksum(sizes, arrays)}
-    write_arrays(path, header, arrays)
+    write_arrays(path, {"format": FORMAT, "kind": kind, "config": sizes}, arrays, about=sizes)
 
 
 def load_weights(path: Path, kind: str, config_type: type[Config]) -> tuple[Config, Weights]:
@@ -47,15 +46,11 @@ def load_weights(path: Path, kind: str, config_type: type[Config]) -> tuple[Conf
     """
     with open_arrays(path, "weights") as file:
         header = file.read_header(FORMAT)
-        if header is None:
-            raise WeightsError(f"{path}: not a weights file of format {FORMAT}")
         if header.get("kind") != kind:
             raise WeightsError(f"{path}: holds {header.get('kind')!r:.100} weights, expected {kind!r}")
         sizes: Any = header.get("config")
         config = config_type.from_dict(sizes)
-        arrays = file.read_arrays()
-        if header.get("sha256") != checksum(sizes, arrays):
-            raise WeightsError(f"{path}: altered, the checksum does not match")
+        arrays = file.read_arrays(header, about=sizes)
     wrong = [f"`{name}` is {array.dtype}" for name, array in arrays.items() if array.dtype != np.float16]
     if wrong:
         raise WeightsError(f"{path}: {wrong[0]}, expected float16")
