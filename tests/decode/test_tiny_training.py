@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, corpus, heldout_names, heldout_text
+from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_names, heldout_text
+from ddtree_cupy.decode.tiny.texts import HELDOUT_DIR
 from ddtree_cupy.decode.tiny.train import main
+from ddtree_cupy.decode.tiny.training import corpus
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_collect_rejects_heldout_text(stdlib, tmp_path):
 def test_heldout_files_are_complete():
     assert heldout_names() == sorted(name.removesuffix(".py") for name in corpus.HELDOUT_MODULES)
     assert 150_000 <= sum(len(heldout_text(name)) for name in heldout_names()) <= 250_000
-    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (corpus.HELDOUT_DIR / "LICENSE").read_text()
+    assert "PYTHON SOFTWARE FOUNDATION LICENSE" in (HELDOUT_DIR / "LICENSE").read_text()
 
 
 def test_train_corpus_stage_writes_the_text(stdlib, tmp_path, capsys):
@@ -53,7 +55,7 @@ def test_bundled_models_match_pytorch():
     from ddtree_cupy.decode.tiny.training import drafter as torch_drafter
     from ddtree_cupy.decode.tiny.training.stages import Run, load_drafter, load_target
 
-    run = Run(corpus.HELDOUT_DIR.parent, torch.device("cpu"), compile=False)
+    run = Run(HELDOUT_DIR.parent, torch.device("cpu"), compile=False)
     tokens = np.frombuffer(heldout_text("sched")[100:180], np.uint8).astype(np.int32)
     batch = torch.from_numpy(tokens).long()[None]
     target, drafter = load_target(run), load_drafter(run)

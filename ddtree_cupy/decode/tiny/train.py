@@ -1,8 +1,8 @@
 """Train the bundled models: ``python -m ddtree_cupy.decode.tiny.train STAGE --work DIR``.
 
-Needs the extra ``train`` (PyTorch). Stages, in order: corpus, target, continuations, drafter, evaluate, install.
-Training stages run for a wall-clock budget (--minutes) and can be cut into pieces (--piece-minutes): run the same
-command again until it says that the stage is complete.
+Needs a checkout, since wheels leave training out, and the extra ``train`` (PyTorch). Stages, in order: corpus, target,
+continuations, drafter, evaluate, install. Training stages run for a wall-clock budget (--minutes) and can be cut into
+pieces (--piece-minutes): run the same command again until it says that the stage is complete.
 """
 
 import argparse
@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddtree_cupy.decode.tiny import corpus
 from ddtree_cupy.decode.tiny.config import DrafterConfig, TargetConfig
 from ddtree_cupy.decode.tiny.drafter import DRAFTER_WEIGHTS
 from ddtree_cupy.decode.tiny.target import TARGET_WEIGHTS
+from ddtree_cupy.decode.tiny.training import corpus
 
 if TYPE_CHECKING:
     from ddtree_cupy.decode.tiny.training.stages import Run
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         import torch
     except ImportError:
-        print('training needs PyTorch: pip install "ddtree-cupy[train]"', file=sys.stderr)
+        print('training needs PyTorch: pip install -e ".[train]"', file=sys.stderr)
         return 1
     from ddtree_cupy.decode.tiny.training.stages import Run
 

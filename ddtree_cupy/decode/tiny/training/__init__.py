@@ -1,1 +1,1 @@
-"""PyTorch side of the tiny models: definitions, training loop, sampling, acceptance estimate."""
+"""Training of the tiny models, in PyTorch: text, definitions, loop, sampling, acceptance estimate; not in the wheel."""

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from ddtree_cupy.decode import evaluate
-from ddtree_cupy.decode.tiny import corpus
+from ddtree_cupy.decode.tiny import heldout_text
+from ddtree_cupy.decode.tiny.training.corpus import SEPARATOR
 from ddtree_cupy.decode.tiny.training.drafter import TorchDrafter, block_mask
 from ddtree_cupy.decode.tiny.training.sampling import repeats, sample
 from ddtree_cupy.decode.tiny.training.target import TorchTarget
@@ -23,7 +24,7 @@ def bits_per_byte(target: TorchTarget, text: bytes, window: int = 1024) -> float
     The first byte of the text is predicted from the file separator.
     """
     device = next(target.parameters()).device
-    data = torch.tensor(list(corpus.SEPARATOR + text), device=device)
+    data = torch.tensor(list(SEPARATOR + text), device=device)
     total, half = 0.0, window // 2
     for start in range(0, len(data) - 1, half):
         piece = data[start : start + window + 1]
@@ -38,7 +39,7 @@ def bits_per_byte(target: TorchTarget, text: bytes, window: int = 1024) -> float
 def heldout_prompts(count: int) -> np.ndarray:
     """Return uint8 [count, 256], the prompts of `decode.evaluate`."""
     places = evaluate.heldout_prompts(count)
-    texts = [corpus.heldout_text(name)[end - evaluate.PROMPT_BYTES : end] for name, end in places]
+    texts = [heldout_text(name)[end - evaluate.PROMPT_BYTES : end] for name, end in places]
     return np.stack([np.frombuffer(text, np.uint8) for text in texts])
 
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ddtree_cupy._files import written_whole
 from ddtree_cupy._terminal import show
-from ddtree_cupy.decode.tiny import corpus
+from ddtree_cupy.decode.tiny import heldout_names, heldout_text
 from ddtree_cupy.decode.tiny.config import DrafterConfig, TargetConfig
 from ddtree_cupy.decode.tiny.training.acceptance import bits_per_byte, heldout_prompts, tokens_per_pass
+from ddtree_cupy.decode.tiny.training.corpus import Corpus
 from ddtree_cupy.decode.tiny.training.drafter import TorchDrafter, block_mask
 from ddtree_cupy.decode.tiny.training.loop import Schedule, train
 from ddtree_cupy.decode.tiny.training.sampling import Continuations, repeats, sample
@@ -51,7 +52,7 @@ class Crops:
     """Random crops of the training text, held on the device."""
 
     def __init__(self, run: Run) -> None:
-        text = corpus.Corpus.load(run.work / "corpus.npz")
+        text = Corpus.load(run.work / "corpus.npz")
         self.library = torch.from_numpy(text.library.copy()).to(run.device)
         self.tests = torch.from_numpy(text.tests.copy()).to(run.device)
 
@@ -166,9 +167,7 @@ def train_drafter(
 def evaluate(run: Run, *, prompts: int) -> dict[str, object]:
     """Report bits per byte and, once there is a drafter, tokens per target pass."""
     target = load_target(run)
-    report: dict[str, object] = {
-        "bits_per_byte": {n: bits_per_byte(target, corpus.heldout_text(n)) for n in corpus.heldout_names()}
-    }
+    report: dict[str, object] = {"bits_per_byte": {n: bits_per_byte(target, heldout_text(n)) for n in heldout_names()}}
     if (run.work / "drafter.npz").exists():
         drafter = load_drafter(run)
         for temperature in (0.0, 0.8):

@@ -1,7 +1,6 @@
-"""Training and held-out text: the source of the Python standard library.
+"""Training text: the source of the Python standard library, without the held-out modules.
 
-Held-out modules, their test files and files that copy from them never enter the training
-text. The held-out text ships in `heldout/` under the licence beside it.
+Their test files and files that copy from them never enter it, either.
 """
 
 import sysconfig
@@ -13,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._files import open_arrays, written_whole
-
-HELDOUT_DIR = Path(__file__).parent / "heldout"
 
 #: Held-out modules, as paths inside the standard library.
 HELDOUT_MODULES = (
@@ -69,16 +66,6 @@ class Corpus:
         """Read what `save` wrote."""
         with open_arrays(path, "corpus") as file:
             return cls(file.read("library"), file.read("tests"), tuple(map(str, file.read("names"))))
-
-
-def heldout_names() -> list[str]:
-    """Return the names of the shipped held-out files, sorted."""
-    return sorted(path.stem for path in HELDOUT_DIR.glob("*.txt"))
-
-
-def heldout_text(name: str) -> bytes:
-    """Return one held-out file, e.g. ``heldout_text("textwrap")``."""
-    return (HELDOUT_DIR / f"{name}.txt").read_bytes()
 
 
 def collect(stdlib: Path | None = None) -> Corpus:
