@@ -11,7 +11,7 @@ from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import candidate_tables, seeds
 from ddtree_cupy.tree_build import reference
 from tests.oracles import best_first
-from tests.tree_build.helpers import (
+from tests.tree_build.cases import (
     ROOT,
     build,
     options,
@@ -28,7 +28,7 @@ INF, NAN = np.inf, np.nan
 # ---- against brute force ----
 
 
-@given(candidates=tables, chosen=options(), data=st.data())
+@given(candidates=tables, chosen=options, data=st.data())
 def test_best_first_tree_matches_oracle(candidates, chosen, data):
     if not candidates.is_batched:
         candidates = candidates.with_batch()
@@ -48,7 +48,7 @@ def test_best_first_tree_matches_oracle(candidates, chosen, data):
 
 @given(
     candidates=candidate_tables(batched=False, max_draft_len=3, max_width=3),
-    chosen=options(),
+    chosen=options,
     budget=st.integers(0, 40),
     seed=seeds(),
 )
@@ -106,7 +106,20 @@ def test_best_first_tree_reference_is_identical_with_marginal_expand(candidates,
 # ---- metamorphic properties ----
 
 
-@given(candidates=tables, chosen=options(), budget=st.integers(0, 30), more=st.integers(0, 10))
+@given(candidates=candidate_tables(batched=False, max_width=4), budget=st.integers(0, 40))
+@example(candidates=table([[0, 0], [0, 0]]), budget=6)
+def test_best_first_tree_matches_its_contract(candidates, budget):
+    """Scores never rise, a row of the visibility sums to depth + 1, siblings have distinct tokens."""
+    tree = build(candidates, budget)
+    count = int(tree.num_nodes)
+    assert tree.path_scores[0] == 0
+    assert (np.diff(tree.path_scores[:count]) <= 0).all()
+    assert (tree.visibility.sum(axis=-1) == tree.depths + 1).all()
+    edges = list(zip(tree.parents[1:count].tolist(), tree.token_ids[1:count].tolist(), strict=True))
+    assert len(edges) == len(set(edges))
+
+
+@given(candidates=tables, chosen=options, budget=st.integers(0, 30), more=st.integers(0, 10))
 def test_best_first_tree_is_identical_to_a_prefix_of_a_larger_budget(candidates, chosen, budget, more):
     small = build(candidates, budget, capacity=40, **chosen)
     large = build(candidates, budget + more, capacity=40, **chosen)
@@ -118,22 +131,7 @@ def test_best_first_tree_is_identical_to_a_prefix_of_a_larger_budget(candidates,
     assert_identical(small.visibility_bits, np.where(kept[..., None], large.visibility_bits, np.uint32(0)))
 
 
-@given(candidates=tables, budget=st.integers(0, 40))
-def test_best_first_tree_scores_never_rise(candidates, budget):
-    tree = build(candidates, budget)
-    valid = np.arange(budget + 1) < np.asarray(tree.num_nodes)[..., None]
-    assert (tree.path_scores[..., 0] == 0).all()
-    later, earlier = tree.path_scores[..., 1:], tree.path_scores[..., :-1]
-    assert (later[valid[..., 1:]] <= earlier[valid[..., 1:]]).all()
-
-
-@given(candidates=tables, budget=st.integers(0, 40))
-def test_best_first_tree_visibility_row_sum_is_depth_plus_one(candidates, budget):
-    tree = build(candidates, budget)
-    assert (tree.visibility.sum(axis=-1) == tree.depths + 1).all()
-
-
-@given(candidates=tables, chosen=options(), budget=st.integers(0, 20), wider=st.integers(0, 40))
+@given(candidates=tables, chosen=options, budget=st.integers(0, 20), wider=st.integers(0, 40))
 def test_best_first_tree_is_invariant_under_capacity(candidates, chosen, budget, wider):
     """A larger capacity only pads; a smaller one clamps the budget."""
     plain = build(candidates, budget, **chosen)
@@ -149,14 +147,14 @@ def test_best_first_tree_is_invariant_under_capacity(candidates, chosen, budget,
     assert not padded.visibility_bits[..., budget + 1 :, :].any()
 
 
-@given(candidates=tables, chosen=options(), budget=st.integers(0, 3))
+@given(candidates=tables, chosen=options, budget=st.integers(0, 3))
 def test_best_first_tree_is_invariant_under_unused_candidates(candidates, chosen, budget):
     """A node of rank r has r better siblings, so K = budget candidates are enough."""
     narrow = Candidates(candidates.token_ids[..., :budget], candidates.logits[..., :budget], candidates.lse)
     assert_identical(build(narrow, budget, **chosen), build(candidates, budget, **chosen))
 
 
-@given(candidates=tables, chosen=options(), budget=st.integers(0, 20), limit=st.integers(0, 4))
+@given(candidates=tables, chosen=options, budget=st.integers(0, 20), limit=st.integers(0, 4))
 def test_best_first_tree_is_identical_to_truncated_input(candidates, chosen, budget, limit):
     """max_depth is the same as dropping rows, max_children the same as dropping columns."""
     chosen = {**chosen, "max_depth": None, "max_children": None}
@@ -171,7 +169,7 @@ def test_best_first_tree_is_identical_to_truncated_input(candidates, chosen, bud
     assert_identical(build(candidates, budget, **{**chosen, "max_children": [limit] * 4}), by_width)
 
 
-@given(candidates=candidate_tables(batched=True, max_width=4, bad_rows=True), chosen=options(), data=st.data())
+@given(candidates=candidate_tables(batched=True, max_width=4, bad_rows=True), chosen=options, data=st.data())
 def test_best_first_tree_is_identical_unbatched(candidates, chosen, data):
     """Unequal budgets per request: nothing of a request depends on its neighbours."""
     batch = len(candidates.lse)
@@ -198,18 +196,3 @@ def test_best_first_tree_is_identical_under_an_exact_level_shift(candidates, bud
     moved.logits[..., level : level + 1, :] += np.float32(0.5)
     moved.lse[..., level : level + 1] += np.float32(0.5)
     assert_identical(build(moved, budget), build(plain, budget))
-
-
-@given(candidates=candidate_tables(max_width=4, dtypes=("float32",)), budget=st.integers(0, 20))
-def test_best_first_tree_is_identical_for_upcast_candidates(candidates, budget):
-    """Arithmetic is float64 whatever the dtype of the candidates."""
-    wide = Candidates(candidates.token_ids, candidates.logits.astype(np.float64), candidates.lse.astype(np.float64))
-    assert_identical(build(wide, budget), build(candidates, budget))
-
-
-@given(candidates=candidate_tables(batched=False, max_width=4), budget=st.integers(0, 20))
-@example(candidates=table([[0, 0], [0, 0]]), budget=6)
-def test_best_first_tree_siblings_have_distinct_tokens(candidates, budget):
-    tree = build(candidates, budget)
-    edges = list(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True))[1 : int(tree.num_nodes)]
-    assert len(edges) == len(set(edges))

@@ -15,25 +15,10 @@ from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import candidate_tables, draft_logits, draft_trees
 from ddtree_cupy.tree_build import kernel
 from ddtree_cupy.tree_build.api import best_first_tree_workspace_bytes, build_tree_workspace_bytes
-from tests.tree_build.helpers import garbage_like, t6_candidates
+from tests.tree_build.cases import batch_of, garbage_like, options, t6_candidates
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 schedules = st.integers(0, 9)
-
-
-@st.composite
-def options(draw):
-    """Draw the options that shape a tree."""
-    chosen = {}
-    if draw(st.booleans()):
-        chosen["max_depth"] = draw(st.integers(0, 5))
-    if draw(st.booleans()):
-        chosen["max_children"] = draw(st.integers(0, 5) | st.lists(st.integers(0, 4), max_size=5))
-    if draw(st.booleans()):
-        chosen["min_path_score"] = draw(st.sampled_from([-0.5, -1.0, -1.5, -3.0, 0.0]) | st.floats(-8, 1))
-    if draw(st.booleans()):
-        chosen["spine"] = draw(st.integers(0, 6))
-    return chosen
 
 
 def table(draft_len, width, seed, *, tied=False):
@@ -55,7 +40,7 @@ def check(backend, candidates, **arguments):
 
 @given(
     candidates=candidate_tables(max_width=6, bad_rows=True, batched=True),
-    chosen=options(),
+    chosen=options,
     capacity=st.integers(0, 70),
     data=st.data(),
 )
@@ -161,7 +146,7 @@ def test_topology_never_reads_padding_nor_follows_bad_parents(kernels, tree, see
 
 @given(
     logits=draft_logits(non_finite=True, max_vocab=30, batched=True),
-    chosen=options(),
+    chosen=options,
     budget=st.integers(0, 50),
     seed=schedules,
 )
@@ -177,7 +162,7 @@ def test_build_tree_matches_reference_on_its_own_candidates(kernels, logits, cho
 
 @pytest.mark.parametrize("budgets", [[-(2**31), 2**31 - 1, 3, -1], [0, 4, 2**30, 9]])
 def test_best_first_tree_never_trusts_device_values(kernels, budgets):
-    candidates = t6_candidates().map(lambda array: np.stack([array] * 4))
+    candidates = batch_of(t6_candidates(), 4)
     budgets, roots = np.array(budgets, np.int32), np.array([5, -7, 2**31 - 1, 0], np.int32)
     tree = kernels(best_first_tree, candidates, budget=budgets, root_token_ids=roots, capacity=4)
     clamped = best_first_tree(
@@ -213,7 +198,7 @@ def test_emulated_build_tree_is_identical_with_out_and_workspace(dtype):
 
 
 def test_best_first_tree_kernels_reject(kernels):
-    candidates = t6_candidates().map(lambda array: np.stack([array] * 2))
+    candidates = batch_of(t6_candidates(), 2)
     budgets = np.array([1, 2], np.int32)
     with pytest.raises(ArgumentError, match="capacity="):
         kernels(best_first_tree, candidates, budget=budgets, root_token_ids=0)

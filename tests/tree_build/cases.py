@@ -1,4 +1,4 @@
-"""What the tree_build tests share: expected trees from the oracle, foreign array types, garbage containers."""
+"""What the tree_build tests share: expected trees from the oracle, the toy tree, options, garbage containers."""
 
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,11 @@ T6_IDS = ((10, 11, 12), (20, 21, 22))
 def request(container: Any, index: int) -> Any:
     """Return one request of a batched container, unbatched."""
     return container.map(lambda array: array[index, ...])
+
+
+def batch_of(container: Any, count: int) -> Any:
+    """Return a batch of `count` equal requests."""
+    return container.map(lambda array: np.stack([array] * count))
 
 
 def oracle_prefixes(candidates: Candidates, budget: int, **options: Any) -> list[Prefix]:
@@ -101,36 +106,18 @@ def build(candidates, budget, **options):
     return best_first_tree(candidates, budget=budget, root_token_ids=ROOT, **options)
 
 
-@st.composite
-def options(draw):
-    """Draw the options that shape a tree; grid scores are hit exactly."""
-    chosen = {}
-    if draw(st.booleans()):
-        chosen["max_depth"] = draw(st.integers(0, 5))
-    if draw(st.booleans()):
-        chosen["max_children"] = draw(st.integers(0, 5) | st.lists(st.integers(0, 4), max_size=5))
-    if draw(st.booleans()):
-        chosen["min_path_score"] = draw(st.sampled_from([-0.5, -1.0, -1.5, -3.0, 0.0]) | st.floats(-8, 1))
-    if draw(st.booleans()):
-        chosen["spine"] = draw(st.integers(0, 6))
-    return chosen
+options = st.fixed_dictionaries(  # of best_first_tree and build_tree; grid scores are hit exactly
+    {},
+    optional={
+        "max_depth": st.integers(0, 5),
+        "max_children": st.integers(0, 6) | st.lists(st.integers(0, 6), max_size=5),
+        "min_path_score": st.sampled_from([-0.5, -1.0, -1.5, -3.0, 0.0]) | st.floats(-8, 1),
+        "spine": st.integers(0, 6),
+    },
+)
 
 
 full_tables = candidate_tables(
     min_batch=1, min_draft_len=1, min_width=1, max_width=4, dtypes=("float32", "float64"), bad_rows=True
 )
 tables = full_tables | candidate_tables(max_width=4, dtypes=("float32", "float64"), bad_rows=True)
-
-
-class TorchTensor:
-    """Looks to the checks like a torch tensor."""
-
-
-TorchTensor.__module__ = "torch"
-
-
-class CupyArray:
-    """Looks to the checks like a CuPy array."""
-
-
-CupyArray.__module__ = "cupy"

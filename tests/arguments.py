@@ -1,0 +1,58 @@
+"""Bad arguments as tables: what a function is given by default, and the values of each argument that it must refuse."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddtree_cupy.testing import unchanged
+
+
+class TorchTensor:
+    """Looks to the checks like a torch tensor."""
+
+
+class CupyArray:
+    """Looks to the checks like a CuPy array."""
+
+
+TorchTensor.__module__, CupyArray.__module__ = "torch", "cupy"
+
+
+def of(*values):
+    """Return an int32 array."""
+    return np.array(values, np.int32)
+
+
+def read_only(array):
+    """Return a copy that cannot be written."""
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def rejections(*tables):
+    """Return the rows (name, value, error) of tables {name: {error: [value, ...]}}, to parametrize a test with.
+
+    A name with a dot is a field of a container, as in `kv.page_table`.
+    """
+    return [
+        pytest.param(name, value, error, id=f"{name}-{error.__name__}-{number}")
+        for table in tables
+        for name, values_of in table.items()
+        for error, values in values_of.items()
+        for number, value in enumerate(values)
+    ]
+
+
+def assert_rejects(function, arguments, name, value, error, words=None):
+    """Check that `value` for `name` is refused by an error that names function and argument, and nothing is written.
+
+    `words` is what the message must hold besides the function's name; None: the name of the argument.
+    """
+    owner, _, field = name.partition(".")
+    given = {**arguments, owner: replace(arguments[owner], **{field: value}) if field else value}
+    kept = {key: one for key, one in arguments.items() if isinstance(one, np.ndarray) or hasattr(one, "map")}
+    words = rf".*`{name}" if words is None else words
+    with unchanged(**kept), pytest.raises(error, match=rf"(?s)^{function.__name__}: {words}"):
+        function(**given)
