@@ -1,4 +1,4 @@
-// common/block.cuh: integer totals over a block, and a row read by a block in 16-byte packs.
+// common/block.cuh: integer totals over a block; a block that reads a row in packs of 16 bytes.
 //
 // Numerics   integers only: exact in any order
 // Requires   every thread of a block of full warps calls together, at most 32 warps; sm_80 for the warp reductions
@@ -48,7 +48,7 @@ struct BlockTotals {
     return over_block(reduce(x), 0ull, reduce);
   }
 
-  // Sum of x over the warps before this one; x is one number a warp.
+  // Sum of x over the warps before this one; each warp counts the x of its first lane.
   __device__ __forceinline__ int before(int x) {
     const int warp = threadIdx.x / WARP_SIZE;
     return over_block(x, 0, [warp](int of_lane) {

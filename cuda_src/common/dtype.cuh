@@ -1,4 +1,4 @@
-// common/dtype.cuh: float32 values of the three input types, and the constants NVRTC has no macro for.
+// common/dtype.cuh: float32 values of the three input types, and constants for which NVRTC has no macro.
 //
 // Numerics   widening is exact; narrowing rounds to nearest even, as NumPy and ml_dtypes do
 // Reference  numpy.ndarray.astype

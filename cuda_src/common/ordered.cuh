@@ -1,6 +1,6 @@
 // common/ordered.cuh: floats as unsigned integers of the same order, so that integer instructions compare them.
 //
-// Computes   ordered(x) < ordered(y) exactly when x < y; 0 stays free for "nothing", -inf maps above it
+// Computes   ordered(x) < ordered(y) exactly when x < y; no number maps to 0, which can therefore mean "nothing"
 // Numerics   works on the bits, so neither -ftz nor fused arithmetic matters; -0.0 and 0.0 differ until the caller
 //            maps one to the other
 // Requires   no NaN
@@ -29,7 +29,8 @@ __device__ __forceinline__ double from_ordered_bits(unsigned long long ordered) 
   return __longlong_as_double((long long)(ordered ^ (ordered >> 63 ? 1ull << 63 : ~0ull)));
 }
 
-// Low bits of ordered_bits(float) that tell nothing when the float came from T: all 0 or, below zero, all 1.
+// How many low bits of ordered_bits(float) carry no information when the float was converted from T: they are all 0 or,
+// for a negative number, all 1. The remaining bits are the telling bits.
 template <class T>
 constexpr int SILENT_BITS = 0;
 template <>

@@ -3,7 +3,7 @@
 // Letters    P num_pages, max_pages entries of one request's page table
 // Numerics   every offset is 64-bit: page * stride passes 2^31 elements in real pools
 // Requires   nothing: lengths and page ids come from device memory and may be wrong, so both are bounded here by
-//            sizes the host knows. A wrong id then reads a wrong row and never an illegal address.
+//            sizes that the host knows. A wrong id then reads a wrong row, but never an illegal address.
 // Reference  PagedKV.locate in ddtree_cupy/containers/cache.py
 // Source     own
 #pragma once
@@ -14,12 +14,12 @@ struct PageTable {
   int num_pages;
   int page_size;
 
-  // Positions that have an entry at all; 0 for an empty pool.
+  // The number of positions that have an entry; 0 for an empty pool.
   __device__ __forceinline__ long long capacity() const {
     return num_pages > 0 ? (long long)max_pages * page_size : 0;
   }
 
-  // Page of a position in 0..capacity()-1, clamped into the pool.
+  // The page of a position in 0..capacity()-1, clamped into the pool.
   __device__ __forceinline__ int page(int position) const {
     return min(max(entries[position / page_size], 0), num_pages - 1);
   }
@@ -31,7 +31,7 @@ struct PageTable {
     return page >= 0 && page < num_pages;
   }
 
-  // Element offset of the row of a position in 0..capacity()-1.
+  // The offset, in elements, of the row of a position in 0..capacity()-1.
   __device__ __forceinline__ long long row(int position, long long page_stride, long long slot_stride) const {
     return page(position) * page_stride + (position % page_size) * slot_stride;
   }

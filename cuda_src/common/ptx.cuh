@@ -22,7 +22,7 @@ __device__ __forceinline__ SharedAddress shared_address(const void* pointer) {
   return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-// the address with some of its bits flipped: an XOR swizzle, where no carry may happen
+// the address with some of its bits flipped, for an XOR swizzle: an addition could carry into other bits
 __device__ __forceinline__ SharedAddress flip_address(SharedAddress at, unsigned bits) { return at ^ bits; }
 
 // 16 bytes from global to shared memory; zeros, and no read, unless is_read
@@ -73,7 +73,7 @@ __device__ __forceinline__ void multiply_add<__half>(float (&c)[4], const unsign
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// threadIdx.x, read where this stands: nothing computed from it moves to before
+// threadIdx.x, read at this place: the compiler cannot move what depends on it to an earlier place
 __device__ __forceinline__ unsigned thread_here() {
   unsigned thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -103,12 +103,12 @@ __device__ __forceinline__ unsigned pack2<__half>(float low, float high) {
   return both;
 }
 
-// a barrier of some warps: `id` 1..15, `threads` a multiple of 32
+// a barrier for `threads` threads of the block, a multiple of 32; `id` is 1..15
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-// the same without waiting: counts as arrived for those who do. When the barrier completes, what this thread wrote
-// before is visible to them and what it read before has been read (PTX ISA, "bar, barrier")
+// arrives at the same barrier without waiting there. When the barrier completes, what this thread wrote before is
+// visible to the threads that wait, and what it read before has been read (PTX ISA, "bar, barrier")
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

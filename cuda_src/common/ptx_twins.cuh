@@ -72,8 +72,8 @@ struct Fragments {
   const unsigned* a;
   unsigned b[2];
 };
-// The exponent by which a tensor core aligns a number of type T: that of the smallest normal one for subnormal ones,
-// and for 0 one below all others. Sums with NaN or inf are not aligned, so any number will do for these.
+// The exponent by which a tensor core aligns a number of type T. A subnormal number has that of the smallest normal
+// one, and 0 has one below all others. Sums with NaN or inf are not aligned, so for these any value will do.
 template <class T>
 inline int aligned_exponent(float x) {
   const int least = std::is_same<T, __half>::value ? -14 : -126;
@@ -81,9 +81,9 @@ inline int aligned_exponent(float x) {
   return ilogb(x) > least ? ilogb(x) : least;
 }
 
-// What a tensor core of sm_90 makes of 16 products and an accumulator, `largest` being the largest of their exponents:
-// 24 + 2 bits of each are kept, and their sum is stored toward zero. The exponent of a product is the sum of those of
-// its factors. `tensor_core_matmul` in ddtree_cupy/testing/tolerance.py names the source.
+// The sum of 16 products and an accumulator as a tensor core of sm_90 computes it. `largest` is the largest of their
+// exponents: 24 + 2 bits of each are kept, and their sum is rounded toward zero. The exponent of a product is the sum
+// of the exponents of its factors. `tensor_core_matmul` in ddtree_cupy/testing/tolerance.py names the source.
 inline float add_cut_off(float accumulator, const double (&products)[16], int largest) {
   const double parts = ldexp(1.0, 25 - largest);  // of 1
   long long sum = (long long)(accumulator * parts);

@@ -1,9 +1,9 @@
 // common/select.cuh: the largest values of a block's list, and a sort, both exact whatever the ties.
 //
-// Computes   the threshold t and quota such that "all values > t and the first quota values == t" are the wanted ones
-// Letters    a list of unsigned values, 0 = no candidate; warp w holds a run of 32 * items values, item j of lane l is
-//            value 32 * j + l of the run, so warps, items and lanes follow the order of the list
-// Numerics   integers: the threshold is found bit by bit with a count of the block each, at most 32 of them
+// Computes   the threshold t and the quota for which "all values > t and the first quota values == t" are those wanted
+// Letters    a list of unsigned values, of which 0 is no candidate. Warp w holds a run of 32 * items values; item j of
+//            lane l is value 32 * j + l of the run, so warps, items and lanes follow the order of the list.
+// Numerics   integers: the threshold is found bit by bit, with one count over the block for each of at most 32 bits
 // Requires   every thread of the block calls together
 // Source     own; a radix select by ballots in place of histograms, so no shared atomics
 #pragma once
@@ -15,7 +15,7 @@ struct Selection {
   int quota;  // of the values equal to the threshold, the first ones
 };
 
-// value_at(j) is this thread's item j. Fewer than `wanted` candidates: all of them.
+// value_at(j) is this thread's item j. If there are fewer candidates than `wanted`, all of them are selected.
 template <class ValueAt>
 __device__ __forceinline__ Selection select_largest(int items, ValueAt value_at, int wanted, BlockTotals& totals) {
   const auto count_from = [&](unsigned least) {
@@ -40,8 +40,8 @@ __device__ __forceinline__ Selection select_largest(int items, ValueAt value_at,
   unsigned threshold = 0;
   for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
     const unsigned next = threshold | bit;
-    if (next > largest) continue;  // none
-    if (next <= smallest) {        // all
+    if (next > largest) continue;  // no value is
+    if (next <= smallest) {        // all values are
       threshold = next;
       continue;
     }
@@ -91,7 +91,7 @@ __device__ __forceinline__ void sort_descending(unsigned long long* keys, unsign
   for (unsigned width = 2; width <= size && width > 0; width *= 2) {
     for (unsigned step = width / 2; step > 0; step /= 2) {
       for (unsigned i = threadIdx.x; i < size / 2; i += blockDim.x) {
-        const unsigned low = 2 * i - (i & (step - 1));  // i with a 0 put in at the place of `step`
+        const unsigned low = 2 * i - (i & (step - 1));  // i with a bit 0 inserted at the place of `step`
         const unsigned high = low + step;
         const bool is_descending = (low & width) == 0;
         const unsigned long long a = keys[low], b = keys[high];

@@ -2,7 +2,7 @@
 //
 // Computes   w_i = exp2(s_i - max), out = sum w_i out_i / sum w_i, s = max + log2(sum w_i)
 // Numerics   base 2 inside, nats at the border; an empty set has s = -inf and weight 0, so that -inf - -inf never
-//            occurs and (0, -inf) is the identity, but for the sign of a zero and for subnormals
+//            occurs and (0, -inf) is the identity, except for the sign of a zero and for subnormals
 // Reference  merge_states in ddtree_cupy/tree_attention/reference.py
 // Source     the split reduction of FlashDecoding; the rule for empty sets is ours
 #pragma once

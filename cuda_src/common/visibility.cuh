@@ -1,6 +1,6 @@
 // common/visibility.cuh: which keys one node may attend to.
 //
-// Letters    N nodes, W = ceil(N / 32) words a row
+// Letters    N nodes, W = ceil(N / 32) words per row
 //            a key is named by its logical position; positions from context_len on belong to tree nodes
 // Reference  _visible_keys in ddtree_cupy/tree_attention/reference.py
 // Source     own
@@ -34,7 +34,7 @@ __device__ __forceinline__ bool is_visible(const unsigned* bits, int key_node) {
   return key_node < 0 || (bits[key_node >> 5] >> (key_node & 31) & 1u);
 }
 
-// The same for 32 keys from key_node on, a bit each; 0 past the W words of the node.
+// The same for 32 keys from key_node on, one bit per key; 0 past the W words of the node.
 __device__ __forceinline__ unsigned visible_word(const unsigned* bits, int W, int key_node) {
   if (key_node <= -32) return 0xffffffffu;
   const int word = key_node >> 5, shift = key_node & 31;  // -1 for the word before the first: context

@@ -18,7 +18,7 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Every thread gets the result. `scratch` holds one float a warp; it may be reused after the call.
+// Every thread gets the result. `scratch` holds one float per warp and may be reused after the call.
 template <class Combine>
 __device__ __forceinline__ float block_reduce(float of_warp, float* scratch, Combine combine) {
   const int warp = threadIdx.x / WARP_SIZE;

@@ -1,17 +1,17 @@
 // tree_accept/accept.cu: the longest path from the root that the target itself would have taken.
 //
-// Computes   node = root; while a child of node holds the target's token at node: node = that child; the first token
-//            that is no child is the bonus
+// Computes   node = root; while a child of node holds the target's token at node: node = that child. The first of the
+//            target's tokens that no child holds is the bonus.
 // Letters    B requests, N nodes incl. root
 // Inputs     token_ids, first_child, next_sibling int32[B, N], num_nodes int32[B], target_token_ids int32[B, N]
-//            contiguous; a target of -1 (any negative one) matches no child
+//            contiguous; a negative target (-1) matches no child
 // Outputs    accepted int32[B, N] (padding -1), num_accepted, bonus_token int32[B]  contiguous, every entry written;
 //            all -1 for a request without nodes
-// Work       grid (B), block 32: the warp walks together, its lanes write the padding
+// Work       grid (B), block 32: the lanes of the warp walk together and share the writing of the padding
 // Requires   checked shapes. Values are not trusted: every link must lead to a larger index below num_nodes, so the
 //            walk reads inside the arrays and ends after at most N links.
-// Speed      one or two L1 reads a link: predicted 3 us for 64 nodes on an H200. Measured 2026-11-30 in a
-//            graph: 9 us with commit_kv of 9 rows of one layer, 10 us for 64 requests
+// Speed      H200, 2026-11-30, in a graph, together with commit_kv of 9 rows of one layer: 9 us, and 10 us for 64
+//            requests; predicted 3 us for 64 nodes, from one or two L1 reads per link
 // Reference  ddtree_cupy/tree_accept/reference.py
 // Source     SpecInfer (arXiv 2305.09781), greedy walk
 #include "common/warp.cuh"

@@ -6,17 +6,18 @@
 // Inputs     accepted int32[B, N], num_accepted int32[B] (-1: nothing moves), page_table int32[B, max_pages],
 //            context_lens int32[B]  contiguous
 // In place   ckv T[P, page_size, C], kpe T[P, page_size, R]  last axis contiguous, other strides in elements
-// Scratch    staging T[B, N, C + R], only in the modes STAGE (rows to staging) and UNSTAGE (staging to rows), for
-//            caches that may share memory, through other views or page tables: all of them are staged before any is
-//            written
+// Scratch    staging T[B, N, C + R], only in the modes STAGE (rows to staging) and UNSTAGE (staging to rows). They
+//            serve caches that may share memory through different views or page tables: all of them are staged before
+//            any is written.
 // Outputs    new_context_lens int32[B], which may be context_lens itself
 // Work       grid (B, 2), block 128: y = 0 moves ckv, y = 1 kpe. A thread owns columns, 16 bytes each where the strides
-//            allow, and moves 8 rows at a time, reading all of them before it writes. advance_context: one thread a
+//            allow, and moves 8 rows at a time, reading all of them before it writes. advance_context: one thread per
 //            request.
 // Numerics   copies bits
-// Requires   checked shapes and strides; accepted ascends, so what a batch of rows writes lies in front of everything
-//            read later. Values are not trusted: the count is clamped to N, a row without a page on either side stays.
-// Speed      one read and one write latency for 8 rows: predicted 3 us a layer on an H200; timed with accept.cu
+// Requires   checked shapes and strides; accepted ascends, so what a group of 8 rows writes lies in front of everything
+//            read later. Values are not trusted: the count is clamped to N, and a row stays where its source or its
+//            target has no page.
+// Speed      predicted 3 us per layer on an H200, from one read and one write latency for 8 rows; timed with accept.cu
 // Reference  ddtree_cupy/tree_accept/reference.py
 // Source     own
 #include "common/dtype.cuh"
@@ -27,7 +28,7 @@ constexpr int STAGE = 1;
 constexpr int UNSTAGE = 2;
 constexpr int TILE = 32;  // rows whose places are looked up together
 constexpr int ROWS = 8;   // rows of a thread in flight
-constexpr long long STAYS = -0x7fffffffffffffffll - 1;  // no offset: strides may be negative
+constexpr long long STAYS = -0x7fffffffffffffffll - 1;  // no offset has this value; offsets may be negative
 
 // One pool and the staging rows of one request; strides and width in elements.
 template <class T>
@@ -40,7 +41,7 @@ struct Pool {
   int width;
 };
 
-// Offsets of the rows of a tile in source and target, STAYS where a row does not move.
+// Offsets of the rows of a tile in the source and the target; STAYS where a row does not move.
 struct Places {
   long long from[TILE];
   long long to[TILE];
@@ -50,7 +51,7 @@ __device__ __forceinline__ int num_committed(int num_accepted, int N) {
   return clamp_length(min(num_accepted, N - 1) + 1, N);
 }
 
-// Whether both are positions with a page.
+// Whether both positions have a page.
 __device__ __forceinline__ bool is_moved(const PageTable& table, long long from, long long to) {
   return max(from, to) < 1ll << 31 && table.is_mapped(from) && table.is_mapped(to);
 }
@@ -74,7 +75,7 @@ __device__ __forceinline__ void move_columns(const Places& places, int count, co
   }
 }
 
-// Move the rows of one pool, in units of 16 bytes where bases, strides and width are multiples of them.
+// Move the rows of one pool, 16 bytes at a time where base addresses, strides and width are multiples of 16 bytes.
 template <class T>
 __device__ __forceinline__ void move_rows(const Pool<T>& pool, const PageTable& table, const int* accepted, int count,
                                           long long context_len, int mode, Places& places) {

@@ -11,19 +11,19 @@
 //            temperature_of_all)
 // Outputs    token_ids int32[B, N]  contiguous, every entry written; -1 for unused rows, for rows that hold NaN or
 //            nothing above -inf, and in sample_targets also for rows that hold +inf
-// Work       grid (B * N), block 128 or 512 (sample_targets 256 or 512): a block owns a row. sample_targets cuts it
-//            into 256 segments in id order, shared out to the warps; then one warp finds the segment and walks it, 32
-//            ids at a time.
+// Work       grid (B * N), block 128 or 512 (sample_targets 256 or 512): a block owns a row. sample_targets cuts the
+//            row into 256 segments in the order of ids and shares them out to the warps; then one warp finds the
+//            segment of the draw and walks it, 32 ids at a time.
 // Numerics   argmax compares bits, exact in every dtype (subnormals count, -0.0 equals 0.0). In sample_targets float32
 //            subnormals count as 0, with and without -ftz. Weights are float32 within 4e-7 relative, their sums
-//            float64; below the range of float32 they are 0. The exponent is a float32 pair, so that large ones lose
-//            nothing; for temperatures outside 2^-100 .. 2^100, where differences or quotients may leave the range of
-//            float32, it is a float64. Hence the draw is the reference's unless u * total lies within 1e-6 * total of
-//            an edge. Sums do not depend on the block size.
-// Requires   checked shapes and strides. Values are not trusted: num_nodes is clamped, any u and temperature end.
-// Speed      greedy reads each logit once: 65 x 163840 bf16 is 21 MB, predicted 9 us on an H200 (65 of 132 processors).
-//            Sampling reads them again from L2 and takes 25 instructions each, 16 us of one processor a row: 30 us.
-//            Measured 2026-11-30 in a graph: greedy 19 us, sampling 72 us; 520 rows 65 us (2.6 TB/s) and 238 us
+//            float64; weights below the range of float32 are 0. The exponent is the sum of two float32, so that a large
+//            one stays exact; for temperatures outside 2^-100 .. 2^100, where differences or quotients may leave the
+//            range of float32, it is a float64. Hence the draw is that of the reference unless u * total lies within
+//            1e-6 * total of an edge. Sums do not depend on the block size.
+// Requires   checked shapes and strides. Values are not trusted: num_nodes is clamped, and the kernel ends whatever the
+//            uniforms and temperatures are.
+// Speed      H200, 2026-11-30, in a graph, 65 rows of 163,840 bf16 logits: greedy 19 us (predicted 9), sampling 72 us
+//            (predicted 30); 520 rows: 65 us (2.6 TB/s) and 238 us
 // Reference  ddtree_cupy/tree_accept/reference.py
 // Source     own
 #include "common/ordered.cuh"
@@ -32,7 +32,8 @@
 constexpr int SEGMENTS = 256;
 constexpr int SEGMENTS_PER_LANE = SEGMENTS / WARP_SIZE;
 
-// Largest value of the row, as ordered bits above the inverted lowest id that holds it; 0 when the row is not usable.
+// The largest value of the row as ordered bits (high half) and the lowest id that holds it, inverted (low half); 0 when
+// the row is not usable.
 template <class T>
 __device__ __forceinline__ unsigned long long row_argmax(const T* logits, int V, BlockTotals& totals) {
   unsigned best = ORDERED_NEGATIVE_INFINITY;
@@ -81,13 +82,13 @@ struct Pair {
   float low;
 };
 
-// The float64 of the same value; the plain conversion takes subnormals for 0 where they are flushed.
+// The same value as a float64; the plain conversion would flush subnormals to 0.
 __device__ __forceinline__ double widened(float positive) {
   const unsigned bits = __float_as_uint(positive);
   return (bits & 0x7f800000u) == 0 ? (double)(bits & 0x7fffffu) * 0x1p-149 : (double)positive;
 }
 
-// exp((logit - largest) * inverse), inverse = 1 / temperature; `largest` is no subnormal
+// exp((logit - largest) * inverse), inverse = 1 / temperature; `largest` is not subnormal
 __device__ __forceinline__ float weight(float logit, float largest, Pair inverse) {
   const float below = __fsub_rn(logit, largest);
   if (below == 0.0f) return 1.0f;
@@ -124,7 +125,7 @@ __device__ __forceinline__ double sum_up_to_lane(double x) {
   return x;
 }
 
-// The id drawn from a row whose segments have these sums; called by one warp.
+// The id that is drawn from a row whose segments have these sums; called by one warp.
 template <class T, class Inverse>
 __device__ __forceinline__ int draw(const T* logits, int V, const double* segment_sums, int segment_size, double u,
                                     float largest, Inverse inverse) {
@@ -134,7 +135,7 @@ __device__ __forceinline__ int draw(const T* logits, int V, const double* segmen
   const double up_to_lane = sum_up_to_lane(of_lane);
   double target = u * __shfl_sync(FULL_WARP, up_to_lane, WARP_SIZE - 1);
 
-  // the lane whose segments cross the target, else (u * total rounded up to total) the last with any weight
+  // the lane whose segments cross the target; if none does (u * total was rounded up to total), the last with a weight
   unsigned lanes = __ballot_sync(FULL_WARP, of_lane > 0.0 && up_to_lane > target);
   if (lanes == 0) lanes = 0x80000000u >> __clz(__ballot_sync(FULL_WARP, of_lane > 0.0));
   const int crossing = __ffs(lanes) - 1;
@@ -151,7 +152,7 @@ __device__ __forceinline__ int draw(const T* logits, int V, const double* segmen
     target = (double)POSITIVE_INFINITY;  // within rounding of its upper edge
   }
 
-  // its ids in order; the last one with any weight when none crosses
+  // the ids of the segment in order; the last one with a weight when none crosses the target
   int token = -1;
   const int end = min((segment + 1) * segment_size, V);
   for (int base = segment * segment_size; base < end; base += WARP_SIZE) {
@@ -167,7 +168,7 @@ __device__ __forceinline__ int draw(const T* logits, int V, const double* segmen
   return token;
 }
 
-// The id drawn from a row, for the threads of the first warp; called by the block.
+// The id that is drawn from a row, for the threads of the first warp; called by the whole block.
 template <class T, class Inverse>
 __device__ __forceinline__ int sample(const T* logits, int V, double* segment_sums, double u, float largest,
                                       Inverse inverse) {

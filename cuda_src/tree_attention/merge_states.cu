@@ -1,12 +1,12 @@
-// tree_attention/merge_states.cu: attention over two disjoint key sets -> attention over their union.
+// tree_attention/merge_states.cu: from attention over two disjoint key sets to attention over their union.
 //
 // Computes   out = (w_a out_a + w_b out_b) / (w_a + w_b), w = exp(lse - max), lse = max + log(w_a + w_b)
 // Letters    M rows (any leading axes times heads), C width
 // Inputs     out_a, out_b T[M, C]; lse_a, lse_b float32[M] in nats, -inf for an empty side
 // Outputs    out T[M, C], lse float32[M]; every entry is written
 // Work       grid ceil(M / 4), block 128; one warp owns one row, lanes stride over C
-// Numerics   float32, natural exponentials; a side of weight 0 counts for nothing, whatever its out holds: the bits of
-//            the other side are copied, no arithmetic touches them; two empty sides give (0, -inf)
+// Numerics   float32, natural exponentials. A side of weight 0 does not count, whatever its out holds: the bits of the
+//            other side are copied without arithmetic. Two empty sides give (0, -inf).
 // Requires   contiguous arrays; out may be out_a or out_b and lse may be lse_a or lse_b, since each entry is read
 //            before it is written
 // Versions   this

@@ -1,9 +1,9 @@
-// tree_attention/v1_three_phase.cu: one block a row; scores, softmax and weighted sum as three plain phases.
+// tree_attention/v1_three_phase.cu: one block per row; scores, softmax and weighted sum as three plain phases.
 //
 // Computes   out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
 //            j over the context and the nodes visible from n, or one of the two parts (keys)
-// Letters    B requests, N nodes, H heads, C latent width, R rope width, W = ceil(N / 32), P pages; S most keys of a
-//            request, T its keys now
+// Letters    B requests, N nodes, H heads, C latent width, R rope width, W = ceil(N / 32), P pages; S the most
+//            keys that a request can have, T the keys that it has
 // Inputs     q_nope, q_pe       T[B, N, H, C], T[B, N, H, R]; last axis contiguous, other strides given
 //            ckv, kpe           T[P, page_size, C], T[P, page_size, R]; last axis contiguous, other strides given
 //            page_table         int32[B, max_pages]; context_lens, num_nodes int32[B]
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS, 8) tree_attention_v1(  // 64 register
   const float total = block_sum(sum, scratch);
   if (thread == 0) lse[row] = state_score(largest, total) * LN_2;
 
-  // phase 3: the weighted sum of the values that the node sees; what others hold, NaN too, is not read
+  // phase 3: the weighted sum of the values that the node sees; other values, which may be NaN, are not read
   const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
   for (int c = thread; c < C; c += THREADS) {
     float value = 0.0f;

@@ -1,9 +1,9 @@
-// tree_attention/v2_merge.cu: the slices of each row that v2_split_kv.cu left, into one result.
+// tree_attention/v2_merge.cu: combines the slices of each row, which v2_split_kv.cu left, into one result.
 //
 // Computes   out = sum_i w_i out_i / sum_i w_i with w_i = exp2(score_i - max), lse = ln 2 (max + log2 sum_i w_i)
 // Letters    as v2_split_kv.cu
 // Inputs     page_table, context_lens, num_nodes as there; partial_out float32[B, region, C], partial_score
-//            float32[B, region], row split * rows + row
+//            float32[B, region]; the row of a slice is slice * rows + row
 // Outputs    out T[B, N, H, C], lse float32[B, N, H]: rows of several slices; 0 and -inf for rows of padding nodes.
 //            Rows of one slice are left as v2_split_kv.cu wrote them
 // Work       grid (ceil(N * H / 4), B), block 128; a warp owns one row
@@ -38,9 +38,9 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE) tree_attention_v2_merge(
     if (lane == 0) lse[final_row] = NEGATIVE_INFINITY;
     return;
   }
-  if (slices.count == 1) return;  // written already
+  if (slices.count == 1) return;  // v2_split_kv.cu wrote the result
 
-  const float* scores = partial_score + request * region + row;  // stride rows
+  const float* scores = partial_score + request * region + row;  // with a stride of `rows`
   float largest = NEGATIVE_INFINITY;
   for (int slice = 0; slice < slices.count; ++slice) largest = fmaxf(largest, scores[(long long)slice * rows]);
   float total = 0.0f;

@@ -1,4 +1,4 @@
-// tree_attention/v2_slices.cuh: sizes that v2_split_kv.cu and v2_merge.cu must agree on.
+// tree_attention/v2_slices.cuh: sizes on which v2_split_kv.cu and v2_merge.cu must agree.
 //
 // Letters    rows query rows of a request (its nodes times H); a row block is ROWS of them
 // Source     own
@@ -7,8 +7,8 @@
 #include "common/warp.cuh"
 
 constexpr int WARPS = 4;
-constexpr int TILE = 32;                 // keys; one a lane
-constexpr int LEAST_KEYS = 256;          // a slice is worth a block from here on
+constexpr int TILE = 32;                 // keys; one per lane
+constexpr int LEAST_KEYS = 256;          // a smaller slice is not worth a block
 constexpr int MOST_KEYS = 1024 * TILE;   // of a slice, so that no sum runs over more than 1,024 tiles
 constexpr int BLOCKS_WANTED = 256;       // blocks of one request that fill a GPU
 
@@ -38,5 +38,5 @@ struct Layout {
   static constexpr int PER_VECTOR = 16 / sizeof(T);
   static constexpr int PITCH = C + R + PER_VECTOR;  // an odd number of 16-byte units: lanes hit different banks
   static constexpr int VECTORS = (C + R) / PER_VECTOR;
-  static constexpr int CHUNKS = (C + 127) / 128;  // of four dimensions a lane
+  static constexpr int CHUNKS = (C + 127) / 128;  // of 128 dimensions, four per lane
 };

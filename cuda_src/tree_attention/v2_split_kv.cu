@@ -5,15 +5,16 @@
 // Letters    B requests, N nodes, H heads, C latent width, R rope width, W = ceil(N / 32), P pages; T keys of a request
 // Inputs     as v1_three_phase.cu
 // Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; with v2_merge.cu every entry is written
-//            partial_out float32[B, region, C], partial_score float32[B, region]: scratch, row split * rows + row
+//            partial_out float32[B, region, C], partial_score float32[B, region]: scratch; the row of a slice is
+//            slice * rows + row
 // Work       tree_attention_v2: grid (x, B), block 128; a block owns ROWS query rows (row = node * H + head) and one
-//            slice of the keys; x counts slices of row blocks, as many as this request needs, the rest returns.
+//            slice of the keys. x counts the slices of all row blocks; blocks that the request does not need return.
 //            A warp owns ROWS / 4 rows. Scores: lane = key of the tile; values: lane = four latent dimensions.
 //            Shared: 32 keys of C + R + 16 bytes, ROWS queries and ROWS * 32 weights in float32.
 // Numerics   float32; base-2 exponentials; a tile of 32 keys is summed on its own and a slice has at most 1,024 tiles.
 //            Hidden keys are left out of the sums, not weighed by 0, as they may hold NaN or inf.
-//            Slices depend on the request's own T and rows alone, so a result never depends on the batch.
-// Requires   C and R multiples of 16, C <= 1,024; checked dtypes and shapes; vectors says that all rows of the cache
+//            Slices depend on T and the rows of the request alone, so a result never depends on the batch.
+// Requires   C and R multiples of 16, C <= 1,024; checked dtypes and shapes; `vectors` says that all rows of the cache
 //            start at multiples of 16 bytes
 // Versions   v1_three_phase: readable, short context | v2_split_kv: this, CUDA cores | v3: tensor cores
 // Speed      shared memory feeds 4 products with 5 reads: half of the float32 peak at best. H200, 2026-11-30, bfloat16:
@@ -27,7 +28,7 @@
 #include "common/warp.cuh"
 #include "tree_attention/v2_slices.cuh"
 
-// Which keys of the tile any row of this block sees, and where their rows are; one thread a key.
+// Which keys of the tile any row of this block sees, and where their rows are; one thread per key.
 struct TileKeys {
   long long ckv_row[TILE];
   long long kpe_row[TILE];
@@ -56,7 +57,7 @@ __device__ void load_tile(T* tile, const TileKeys& where, const T* ckv, const T*
 }
 
 // part[r] += sum over the tile's keys of weights[r][key] * value[key], for the lane's four dimensions. With IS_MASKED,
-// hidden keys are left out: times a weight of 0, what they hold of NaN and inf would still be NaN.
+// hidden keys are left out: a NaN or inf in their values would give NaN even with a weight of 0.
 template <bool IS_MASKED, int ROWS, int PITCH, class T>
 __device__ __forceinline__ void add_values(float4 (&part)[ROWS], const T* values, const float* weights) {
   for (int key = 0; key < TILE; ++key) {
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
       }
     }
 
-    // weights of the tile, and what the running state must shrink by
+    // weights of the tile, and the factors by which the running state must shrink
     float correction[L::ROWS_PER_WARP];
 #pragma unroll
     for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
     __syncthreads();
   }
 
-  // one slice: the result itself; several: normalised partials
+  // the result itself if there is one slice, else a normalised partial result
 #pragma unroll
   for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
     const int row = first_row + warp * L::ROWS_PER_WARP + r;

@@ -1,4 +1,4 @@
-// tree_attention/v3_accumulators.cuh: the weighted values of a value warp of v3_mma.cu: rescaled, folded away, written.
+// tree_attention/v3_accumulators.cuh: how a value warp of v3_mma.cu rescales, folds and writes its weighted values.
 //
 // Letters    as v3_layout.cuh; a lane's accumulators hold rows r = lane / 4 and r + 8 of each 16, columns 2p, 2p + 1
 // Source     own
@@ -25,7 +25,7 @@ struct Accumulators : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     return 16 * (first_fragment(thread) + m) + thread % 32 / 4 + 8 * upper;
   }
 
-  // Multiplies the accumulators of 16 rows by their numbers.
+  // Multiplies the accumulators of 16 rows by one number per row.
   __device__ __forceinline__ void rescale(int m, const float* of_rows) {
     const unsigned thread = value_thread();
 #pragma unroll
@@ -39,8 +39,8 @@ struct Accumulators : TileLoads<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Adds `value` into the block's carry (or starts it), so that no accumulator takes more than FOLD_KEYS keys. Each
-  // thread has its own entries.
+  // Adds `value` to the carry of the block (or starts it), so that no accumulator takes more than FOLD_KEYS keys. Each
+  // thread has entries of its own.
   __device__ __forceinline__ void fold(int tile) {
     const unsigned thread = value_thread();
     const bool starts = tile + 1 - piece.plan.first_tile == Layout::FOLD_TILES;
@@ -71,7 +71,8 @@ struct Accumulators : TileLoads<T, C, R, KEYS, STAGES, HELD> {
         for (int i = 0; i < 4; ++i) value[m][n][i] = mine[((m * (COLS / 8) + n) * 4 + i) * VALUE_THREADS];
   }
 
-  // Hands `write` all results, four columns of a row at a time, through shared memory: whole lines for each row.
+  // Passes all results to `write`, four columns of a row at a time. They go through shared memory, so that a warp
+  // writes whole lines of a row.
   template <class Write>
   __device__ __forceinline__ void write_rows(Write write) const {
     constexpr int PITCH_OUT = COLS + 8, LANES = COLS / 4;  // of a row

@@ -1,32 +1,29 @@
-// tree_attention/v3_layout.cuh: what a block of v3_mma.cu keeps where, and how its warps wait for each other.
+// tree_attention/v3_layout.cuh: where a block of v3_mma.cu keeps its data, and how its warps wait for each other.
 //
-// Roles      warps 0..7 are value warps: they load, and own 64 rows x C / 8 columns of the weighted values each (when
+// Roles      warps 0..7 are value warps: they load, and each owns 64 rows x C / 8 columns of the weighted values (when
 //            C is 64, 32 rows x 16 columns). Warps 8..11 are score warps: warp 8 + 2 * pair + half multiplies rows
 //            32 * pair .. + 31 by `half` of the C + R dimensions, then finishes rows 32 * pair + 16 * half .. + 15.
-// Letters    a unit is 16 bytes, 8 elements; a line 128 bytes, 64 elements. A half of the dimensions is the lower or
-//            upper 64 bytes of every line: STEPS k-steps of 16 dimensions, HELD of them in registers
+// Letters    here a unit is 16 bytes (8 elements) and a line 128 bytes (64 elements) of a row, other than in
+//            v3_schedule.cuh. A half of the dimensions is the lower or upper 64 bytes of every line: STEPS k-steps of
+//            16 dimensions, HELD of them in registers
 // Shared     keys      T[STAGES][KEYS][LINES][64]      key tiles. Unit u of row r sits at u ^ (r % 8) of its line, so
 //                                                      that ldmatrix hits every bank once and copies fill whole
-//                                                      lines. The end passes `held` first, and results last:
-//            held      T[64][2][HELD][16]              queries on their way to registers; rows of an odd number of
-//                                                      units, to the same end
-//            results   float[8][16][COLS + 8]          of a value warp, on their way to global memory
-//            queries   T[64][2][STEPS - HELD][16]      queries that stay, rows as those of `held`
-//            exchange  float4[4][KEYS / 8][32]         scores of a half, for the other warp of the pair
+//                                                      lines. The last bytes hold `held` before the first tiles, the
+//                                                      first bytes `results` after the last one:
+//            held      T[64][2][HELD][16]              queries on their way to registers; a row has an odd number of
+//                                                      units, also to avoid bank conflicts
+//            results   float[8][16][COLS + 8]          results of a value warp on their way to global memory
+//            queries   T[64][2][STEPS - HELD][16]      queries that stay here, in rows like those of `held`
+//            exchange  float4[4][KEYS / 8][32]         scores over one half, for the other warp of the pair
 //            weights   uint4[BUFFERS][4][KEYS/16][32]  A fragments: [tile % BUFFERS][16 rows][16 keys][lane]
-//            factors   float[BUFFERS][64]              [tile % BUFFERS][row]: what the values shrink by
-//            shrinkage float[BUFFERS][64]              the same of sums that were folded away
+//            factors   float[BUFFERS][64]              [tile % BUFFERS][row]: factors by which the values shrink
+//            shrinkage float[BUFFERS][64]              the same for sums that were folded away
 //            inverse_totals float[64]                  1 / sum of weights
 //            notes     unsigned[BUFFERS][4]            [tile % BUFFERS][score warp]: HAS_FACTORS, HIDES_NON_FINITE
 //            seen      unsigned[W]                     keys of the tree that any row of the tile sees
-// Barriers   of all 384 threads; one role arrives, the other waits: SEEN, QUERIES, HELD_READ, END, and in turn for
-//            even and odd tiles KEYS_LOADED and WEIGHTS, as who arrives may do so for two tiles before who waits has
-//            passed the first. PAIR + pair: of two score warps
-// Schedule   A score warp leaves the tensor cores idle in its softmax. So value warps are told of the weights of a tile
-//            only when the score warps have multiplied the next one, and announce tile i + 2 early in tile i:
-//              score warps  multiply i + 1 | softmax i + 1 | multiply i + 2 | ...
-//              value warps  load           | values i      | load           | ...
-//            Three stages are too few for that: there value warps are told at once, and announce after their products.
+// Barriers   SEEN, QUERIES, HELD_READ, KEYS_LOADED, WEIGHTS and END are for all 384 threads: one role arrives, the
+//            other waits. PAIR + pair is for two score warps. docs/v3_schedule.md has the table of who tells whom
+//            what, and a picture of both roles within a tile.
 // Source     own
 #pragma once
 
@@ -36,7 +33,7 @@
 
 constexpr float STALE_BY = 8.0f;              // how far a score, base 2, may exceed the maximum in use
 constexpr float LARGEST_EXACT = 16777216.0f;  // 2^24: half an ulp of a score is at most 1, so weights stay below 512
-constexpr int FOLD_KEYS = 16384;              // 1,024 products of 16 keys
+constexpr int FOLD_KEYS = 16384;              // after 1,024 products of 16 keys sums are folded away
 constexpr int VALUE_THREADS = 256;
 constexpr int SCORE_THREADS = 128;
 constexpr int THREADS = VALUE_THREADS + SCORE_THREADS;
@@ -45,14 +42,14 @@ constexpr int FIRST_SCORE_THREAD = VALUE_THREADS;
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 
-// what a score warp notes of a tile, a bit each
-constexpr unsigned HAS_FACTORS = 1;       // what sums so far must shrink by
+// what a score warp notes about a tile, one bit each
+constexpr unsigned HAS_FACTORS = 1;       // the sums so far must be multiplied by `factors`
 constexpr unsigned HIDES_NON_FINITE = 2;  // a row does not see a key that may hold NaN or inf
 
 // ids of named barriers
 constexpr int SEEN = 1, QUERIES = 2, HELD_READ = 3, END = 4, WEIGHTS = 5, KEYS_LOADED = 7, PAIR = 9;
 
-// What every tile's loads need, in few wide reads.
+// What the loads of every tile need, in a few wide reads.
 template <class T>
 struct LoadPlan {
   const T* ckv;
@@ -76,7 +73,7 @@ struct CacheStrides {
   }
 };
 
-// What one piece of work needs now and then. It lives in shared memory, because registers hold values and queries.
+// What one piece of work needs occasionally. It lives in shared memory, because registers hold values and queries.
 template <class T>
 struct Piece {
   LoadPlan<T> plan;
@@ -85,24 +82,24 @@ struct Piece {
   const unsigned* bits;  // uint32[N, W] of the request
   int H, W, first_row;
   bool aligned;       // whether rows can be copied 16 bytes at a time
-  bool is_plain;      // and the cache is one buffer in pages of a power of two, which the plain path can copy
+  bool is_plain;      // also the cache is one buffer in pages of a power of two, which the plain path can copy
   float scale;        // of the scores, base 2
   float* carry;       // float32[64, C] of the block
   long long result;   // row of out and lse, or of the partial ones
   int4* cut;          // where to tell the merge kernel how the row tile is cut; null unless this is its first piece
   int row_tile, num_units;
   bool is_whole;      // whether it spans all keys of its rows
-  // the block's walk: the next piece of whole length or unit of the line, and the one to stop at
-  int grid;           // blocks, also idle ones
+  // `index` is the next piece of whole length, or the next unit of the line, of this block; it ends at `stop`
+  int grid;           // number of blocks, including idle ones
   Line line;
   Place place;
   long long index, stop;
-  // an end that an earlier block began, put_off .. put_off_stop - 1 of the line; -1 where there is none, or no more
+  // a piece to compute last, put_off .. put_off_stop - 1 of the line, since another block began its end; -1 for none
   long long put_off, put_off_stop;
   bool is_put_off;  // whether that is the piece just found
 };
 
-// Four neighbours of a result, wherever it starts.
+// Four adjacent elements of a result, which may start anywhere.
 template <class T>
 __device__ __forceinline__ void store4(T* to, const float4& v) {
   if (reinterpret_cast<unsigned long long>(to) % 8 == 0) {
@@ -132,7 +129,7 @@ struct TileLayout {
   static constexpr int EARLY = least((KEY_BYTES - HELD_BYTES) / TILE_BYTES, STAGES - 1);
   static constexpr int QUERY_BYTES = TILE_ROWS * QUERY_PITCH * 2;
   static constexpr bool IS_DEEP = STAGES >= 4;
-  static constexpr int BUFFERS = IS_DEEP ? 3 : 2;  // as `shrinkage` is read after the tile after next is announced
+  static constexpr int BUFFERS = IS_DEEP ? 3 : 2;  // 3, as `shrinkage` is read after the tile after next is announced
   static constexpr int EXCHANGE_BYTES = 4 * KEYS / 8 * 32 * 16;
   static constexpr int WEIGHT_BYTES = 4 * BLOCKS * 32 * 16;  // of a buffer
   static constexpr int FOLD_TILES = FOLD_KEYS / KEYS;
@@ -165,7 +162,7 @@ struct TileLayout {
   }
   __device__ __forceinline__ unsigned* seen() const { return notes(BUFFERS); }
 
-  // Which keys of a tile a row of the row tile sees, a bit each.
+  // Which keys of a tile a row of the row tile sees, one bit per key.
   __device__ __forceinline__ unsigned keys_seen(int row_of_tile, int tile) const {
     const KeyRange& range = piece.request.range;
     const int row = min(piece.first_row + row_of_tile, piece.request.rows - 1);
@@ -175,21 +172,21 @@ struct TileLayout {
     return left < 32 ? word & ((1u << left) - 1) : word;
   }
 
-  // Which k-step of all a k-step of a half is.
+  // The index, among all k-steps, of a k-step of a half.
   __device__ __forceinline__ static constexpr int k_step(int half, int step) {
     return step / 2 * 4 + 2 * half + step % 2;
   }
-  // K-steps in registers and in shared memory alternate, so that its bandwidth is asked for evenly.
+  // K-steps in registers and in shared memory alternate, so that the load on shared memory is even.
   __device__ __forceinline__ static constexpr int held_before(int step) { return step * HELD / STEPS; }
   __device__ __forceinline__ static constexpr bool is_held(int step) {
     return held_before(step + 1) > held_before(step);
   }
 
-  // Sums are folded away after this tile: when enough keys are in them, and at the end.
+  // Whether sums are folded away after this tile: when they hold enough keys, and at the end of the piece.
   __device__ __forceinline__ static bool folds(int tile, int first_tile, int last_tile) {
     return (tile + 1 - first_tile) % FOLD_TILES == 0 || tile + 1 == last_tile;
   }
-  // Whether that happens before the end: if not, values never leave their registers.
+  // Whether that happens before the end of the piece; if not, values never leave their registers.
   __device__ __forceinline__ bool is_long() const {
     return piece.plan.last_tile - piece.plan.first_tile > FOLD_TILES;
   }

@@ -1,4 +1,4 @@
-// tree_attention/v3_loads.cuh: queries and key tiles of v3_mma.cu, from global to shared memory, by its value warps.
+// tree_attention/v3_loads.cuh: how the value warps of v3_mma.cu copy queries and key tiles to shared memory.
 //
 // Letters    as v3_layout.cuh
 // Requires   pages are clamped into the pool; keys that no row of the tile sees are never read and become zeros
@@ -20,10 +20,10 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES, HELD> {
 
   __device__ __forceinline__ TileLoads(char* shared, const Piece<T>& piece) : Layout(shared, piece) {}
 
-  // 0..255. Read anew each time, with all addresses that depend on it: registers hold values.
+  // 0..255. It is read again at every use, so that no registers hold addresses that depend on it.
   __device__ __forceinline__ static unsigned value_thread() { return thread_here(); }
 
-  // One unit, zeros unless is_read; asynchronous where rows start at multiples of 16 bytes.
+  // Copies one unit, or zeros unless is_read; asynchronously where rows start at multiples of 16 bytes.
   __device__ __forceinline__ static void copy_unit(T* to, const T* from, bool is_read, bool aligned) {
     if (aligned) {
       copy_async_16(shared_address(to), from, is_read);
@@ -33,13 +33,13 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Where in a row of `held` or of `queries` the first unit of a k-step goes, in elements.
+  // Where the first unit of a k-step goes in a row of `held` or of `queries`, in elements.
   __device__ __forceinline__ static constexpr int column_of(int half, int step) {
     return 16 * (is_held(step) ? half * HELD + held_before(step)
                                : half * (STEPS - HELD) + step - held_before(step));
   }
 
-  // The queries of 64 rows, one group of copies: k-steps in registers by way of `held`, the others into `queries`.
+  // Loads the queries of 64 rows, as one group of copies: k-steps for registers go to `held`, the others to `queries`.
   __device__ __forceinline__ void load_queries(const T* nope, long long nope_node, long long nope_head, const T* pe,
                                                long long pe_node, long long pe_head) const {
     static_assert(VALUE_THREADS == 4 * TILE_ROWS, "four threads load a row: two k-steps of a half at a time");
@@ -69,19 +69,19 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     return shift >= 0 ? position >> shift : position / piece.request.table.page_size;
   }
 
-  // A page's number takes a trip to L2: fetched one tile before it is needed.
+  // The number of a page comes from L2, so it is fetched one tile before it is needed.
   __device__ __forceinline__ void fetch_page(int tile, unsigned thread) {
     const int index = tile * KEYS + thread / LOADERS;
     if (tile < piece.plan.last_tile && index < piece.request.range.count)
       page_ahead = piece.plan.entries[entry_of(piece.plan.first + index)];
   }
 
-  // Where a unit of the thread's key goes; the thread loads units part, part + LOADERS, ...
+  // Where a unit of the key goes; the thread loads units part, part + LOADERS, ...
   __device__ __forceinline__ T* place_of(int stage, int key, int part) const {
     return keys(stage) + key * PITCH + part / 8 * 64 + (part ^ key) % 8 * 8;
   }
 
-  // The common tile: context in a power-of-two page, one buffer for ckv and kpe, aligned.
+  // The common tile: context only, pages of a power of two, one aligned buffer for ckv and kpe.
   __device__ __forceinline__ void load_plain_keys(const LoadPlan<T>& plan, int tile, int stage, unsigned thread) {
     const int key = thread / LOADERS, part = thread % LOADERS;
     const int position = plan.first + tile * KEYS + key;
@@ -123,7 +123,7 @@ struct TileLoads : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     fetch_page(tile + 1, thread);
   }
 
-  // Key tile `tile` into a stage, one group of copies.
+  // Loads key tile `tile` into a stage, as one group of copies.
   __device__ __forceinline__ void load_keys(int tile, int stage) {
     const LoadPlan<T> plan = piece.plan;
     const unsigned thread = value_thread();

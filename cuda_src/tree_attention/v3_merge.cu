@@ -1,7 +1,7 @@
-// tree_attention/v3_merge.cu: the pieces of each row that v3_mma.cu left, into one result.
+// tree_attention/v3_merge.cu: combines the pieces of each row, which v3_mma.cu left, into one result.
 //
 // Computes   out = sum_i w_i out_i / sum_i w_i with w_i = exp2(score_i - max), lse = ln 2 (max + log2 sum_i w_i)
-// Letters    as v3_mma.cu, blocks are those of its grid; a lane has IN_FLIGHT loads under way
+// Letters    as v3_mma.cu; `blocks` is the size of its grid; a lane has IN_FLIGHT loads in flight
 // Inputs     page_table, context_lens, num_nodes as there; partial_out, partial_score and cuts as it left them
 // Outputs    out T[B, N, H, C], lse float32[B, N, H]: rows of several pieces; 0 and -inf for rows of padding nodes and
 //            rows without keys. Rows of one piece are left as v3_mma.cu wrote them
@@ -10,21 +10,14 @@
 // Requires   the same launch sizes as v3_mma.cu, which ran before on the same stream; partial_out starts at a multiple
 //            of 16 bytes
 // Versions   this
-// Log        H200, 2026-11-30, bfloat16; event time of both kernels in microseconds, 8,192 keys: 8 heads x 1 and x 8
-//            nodes (132 pieces of each row), 64 heads x 64 nodes (2 pieces)
-//            4 loads in flight, each lane weighs all pieces, 64 rows written     38      41     225
-//            8 loads in flight, a lane weighs one piece in 32, rows in use       31      36     231
-//            4 loads in flight                                                   34      38     223
-//            16 loads in flight                                                  29      34     232
-//            So 4 for few pieces, which want many warps rather than many registers, and 16 for many. From 8 to 33
-//            pieces they differ by 2 % at most; the line between them is drawn at 8.
+// Speed      timed together with v3_mma.cu: 4 loads in flight are faster for few pieces, 16 for many (docs/v3_log.md)
 // Reference  merge_states in ddtree_cupy/tree_attention/reference.py
 // Source     the split reduction of FlashDecoding
 #include "common/softmax_state.cuh"
 #include "tree_attention/v3_layout.cuh"
 #include "tree_attention/v3_schedule.cuh"
 
-constexpr int MERGED_ROWS = 2;  // of a block
+constexpr int MERGED_ROWS = 2;  // rows of a block
 
 constexpr int threads_for(int C) { return WARP_SIZE * MERGED_ROWS * ((C + 127) / 128); }
 
@@ -56,7 +49,7 @@ __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) /
   }
   const int4 cut = cuts[(long long)b * row_tiles_of(N, H) + row / TILE_ROWS];
   const int pieces = cut.x;
-  if (pieces == 1) return;  // whole, so written already
+  if (pieces == 1) return;  // v3_mma.cu wrote the result
 
   const int start_slot = start_slot_of(cut.y, cut.z, cut.w, blocks), later = cut.w - cut.y;
   const auto slot_at = [&](int i) { return i == cut.y ? start_slot : i + (i < cut.y ? cut.z : later); };
@@ -64,7 +57,7 @@ __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) /
   const auto score_of = [&](int i) {
     return i < pieces ? partial_score[(long long)slot_at(i) * TILE_ROWS + tile_row] : NEGATIVE_INFINITY;
   };
-  float score = score_of(lane), largest = score;  // of one piece in 32
+  float score = score_of(lane), largest = score;  // of every 32nd piece
 #pragma unroll 1
   for (int i = lane + WARP_SIZE; i < pieces; i += WARP_SIZE) largest = fmaxf(largest, score_of(i));
   for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, step));

@@ -1,15 +1,16 @@
-// tree_attention/v3_mma.cu: tensor cores through mma.sync; heads and nodes of a request share each key tile.
+// tree_attention/v3_mma.cu: tensor cores through mma.sync; the heads and nodes of a request share each key tile.
 //
 // Computes   out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
-// Letters    as v1_three_phase.cu; a row is node * H + head; a row tile has 64 rows, a key tile KEYS keys; G blocks
+// Letters    as v1_three_phase.cu; a row is node * H + head; a row tile has 64 rows, a key tile KEYS keys; G blocks.
+//            docs/v3_schedule.md explains piece, slot, cut and the other words of the schedule.
 // Inputs     as v1_three_phase.cu, in 16-bit types; rows of the cache and of the queries start at multiples of 16
 //            bytes when aligned is set
 // Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats: rows of a single piece; v3_merge.cu writes the others
-//            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch of pieces of row tiles; rows
+//            partial_out float32[slots, 64, C], partial_score float32[slots, 64]: scratch, the results of pieces; rows
 //            that the request does not have stay unwritten in partial_out
-//            carry float32[G, 64, C]: scratch, sums of pieces longer than FOLD_KEYS; G = 0 where none can be
+//            carry float32[G, 64, C]: scratch, sums of pieces longer than FOLD_KEYS; empty where no piece can be
 //            cuts int4[B, ceil(N * H / 64)]: scratch, how a row tile was cut (cut_of in v3_schedule.cuh)
-// Work       grid G, block 384, one block an SM (all registers); v3_schedule.cuh cuts the work.
+// Work       grid G, block 384, one block per SM, as it uses all registers; v3_schedule.cuh cuts the work.
 //            Four score warps multiply 32 rows with half of the C + R dimensions each, partly from registers, swap
 //            halves in pairs and do the softmax of 16 rows each. Eight value warps own 64 rows x C / 8 columns each,
 //            and load. How they wait for each other: v3_layout.cuh.
@@ -17,8 +18,8 @@
 //            maximum is left stale while scores exceed it by at most 8 (weights stay below 512), so most tiles rescale
 //            nothing. At most 1,024 products of 16 keys are added to one accumulator before it is folded away. A tile
 //            in which a hidden key may hold NaN or inf is weighed without tensor cores, where 0 * NaN would be NaN.
-// Requires   C 64, 128, 256 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at
-//            multiples of 16 bytes (out and lse may start anywhere)
+// Requires   C 64, 128, 256 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at multiples of
+//            16 bytes (out and lse may start anywhere)
 // Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120, as products are the limit
 // Log        H200, 2026-11-30, bfloat16, one request, 64 nodes; TFLOP/s at 64 heads x 131,072 keys, then microseconds
 //            at 8 heads x 8,192 and 64 heads x 1,024 (event time, L2 cold). Floors: 1,505, 12 and 12 us of arithmetic.

@@ -1,17 +1,11 @@
-// tree_attention/v3_schedule.cuh: who computes what, from device lengths alone.
+// tree_attention/v3_schedule.cuh: which block computes what, from lengths on the device alone.
 //
-// A request has ceil(rows / 64) row tiles and ceil(T / KEYS) key tiles; a unit is one key tile of one row tile. The
-// length is what a block is due, its share of all units and of what pieces take beside them. A row tile gives pieces of
-// this length to a block each, from its first key on; what is left at its end lies on one line with the ends of the
-// others, which the last blocks cut evenly (after stream-K). So any number of SMs is filled, ragged batches balance,
-// and most blocks walk keys that others walk at the same time, which then come from L2. Row tiles that are shorter than
-// the length lie on the line whole; a block that ends another one's row tile does so last, since its other pieces start
-// at first keys, as those of all blocks do. A few blocks stay idle where that costs less than uneven pieces. The line
-// is cut by units alone: a block with many short ends takes longer, which has not been timed.
-// With split_keys a unit is a whole slice of split_keys keys, so that the sums of a request never depend on its
-// neighbours; blocks then take units in turn.
+// docs/v3_schedule.md explains the words (unit, piece, length, end, line, part, slot, cut) with a picture. In short:
+// row tiles are cut into pieces of one length, one piece per block. What is left of each row tile, its end, lies on one
+// line with the other ends, and the last blocks cut that line evenly. So any number of multiprocessors is filled, ragged
+// batches balance, and most blocks walk keys that others walk at the same time, which then come from the L2 cache.
 //
-// Letters    B requests, N nodes, H heads; G blocks of the grid
+// Letters    B requests, N nodes, H heads; G blocks in the grid
 // Requires   B * ceil(N * H / 64) below 2^31; lengths are clamped by host-known sizes in key_range
 // Source     stream-K decomposition (arXiv 2301.03598)
 #pragma once
@@ -20,10 +14,9 @@
 #include "common/warp.cuh"
 
 constexpr int TILE_ROWS = 64;
-// In times of a key tile. The first was timed (log of v3_mma.cu); the others lie between cases timed both ways,
-// 16 row tiles x 8,192 keys (even is faster) and 17 (uneven), 128 x 8,192 and 128 x 32,768.
-constexpr int PIECE_UNITS = 8;   // what a piece takes beside its keys
-constexpr int UNEVEN_UNITS = 1;  // what uneven pieces take beside what is counted
+// In times of a key tile; docs/v3_schedule.md says how they were chosen.
+constexpr int PIECE_UNITS = 8;   // time of a piece beside its keys
+constexpr int UNEVEN_UNITS = 1;  // even pieces may be longer than uneven ones by this
 constexpr int MERGE_UNITS = 12;  // the same where even pieces would be whole row tiles, which need no merge
 
 constexpr long long MOST_UNITS = 0x7fffffff;
@@ -34,7 +27,7 @@ struct Tables {
   const int* num_nodes;
   int B, N, H, num_pages, page_size, max_pages, max_context, keys;
   int keys_per_tile;   // of one key tile
-  int tiles_per_slice;  // key tiles of one unit; 0: units are single key tiles, cut freely
+  int tiles_per_slice;  // key tiles of a slice; 0 without split_keys, where a unit is one key tile
 };
 
 struct Request {
@@ -56,19 +49,19 @@ __device__ __forceinline__ Request request_of(const Tables& t, int b) {
   return r;
 }
 
-// How the units are shared out. With slices the length is 1 and whole lengths are all there is.
+// How the units are shared out. With split_keys the length is 1 and nothing lies on the line.
 struct Line {
-  int length;      // units of a piece
-  int main;        // pieces of that length
-  int blocks;      // that cut the line, after `main` others
+  int length;      // units of a piece of whole length
+  int main;        // number of those pieces
+  int blocks;      // blocks that cut the line, from block `main` on
   long long ends;  // units on the line
 
   __device__ __forceinline__ int whole_of(const Request& r) const { return r.units / length; }
   __device__ __forceinline__ int end_of(const Request& r) const { return r.units % length; }
-  // the same of all row tiles of a request
+  // the same for all row tiles of a request together
   __device__ __forceinline__ int main_of(const Request& r) const { return r.row_tiles * whole_of(r); }
   __device__ __forceinline__ long long ends_of(const Request& r) const { return (long long)r.row_tiles * end_of(r); }
-  // first unit of a block's part, and the part that holds a unit
+  // the first unit of a part, and the part that holds a unit
   __device__ __forceinline__ long long start(int part) const { return ends * part / blocks; }
   __device__ __forceinline__ int part_of(long long unit) const {
     return (int)(((unit + 1) * blocks + ends - 1) / ends) - 1;
@@ -85,7 +78,7 @@ __device__ __forceinline__ Number sum_of_lanes(Number mine) {
 __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
   long long units = 0;
   int row_tiles = 0, longest = 0;
-  const bool is_single = t.B == 1;  // then all lanes look at it, and there is nothing to add
+  const bool is_single = t.B == 1;  // then all lanes look at the one request, and there is nothing to add
   const int first = is_single ? 0 : threadIdx.x % WARP_SIZE;
   for (int b = first; b < t.B; b += WARP_SIZE) {
     const Request r = request_of(t, b);
@@ -103,7 +96,7 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
   int pieces = blocks;
   bool is_even = false;
   if (row_tiles <= blocks && units == (long long)row_tiles * longest) {
-    const int even = blocks / row_tiles * row_tiles;  // as many pieces for every row tile, all of one length
+    const int even = blocks / row_tiles * row_tiles;  // equally many pieces for every row tile
     const int beside = even == row_tiles ? MERGE_UNITS : UNEVEN_UNITS;
     is_even = units * (blocks - even) <= even * ((long long)PIECE_UNITS * row_tiles + beside * blocks);
     if (is_even) pieces = even;
@@ -125,8 +118,8 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
 
 // Where a piece of whole length, or a unit of the line, belongs.
 struct Place {
-  int request;  // B when it lies past the end
-  int main;     // pieces and units of all requests before this one
+  int request;  // B for an index past the last one
+  int main;     // pieces of whole length, and below units of the line, of all requests before this one
   long long ends;
 };
 
@@ -166,8 +159,8 @@ __device__ __forceinline__ Place find_place(const Tables& t, const Line& line, b
   return {t.B, main, ends};
 }
 
-// How a row tile is cut, for the merge kernel: {pieces, pieces of whole length, number of the first of these, block of
-// the first on the line}.
+// How a row tile is cut, for the merge kernel: {pieces, pieces of whole length, number of the first of these, block
+// with the first piece of the end}.
 __device__ __forceinline__ int4 cut_of(const Line& line, const Place& place, const Request& r, int row_tile) {
   const int whole = line.whole_of(r), end = line.end_of(r);
   int pieces = whole, block = 0;
@@ -180,9 +173,9 @@ __device__ __forceinline__ int4 cut_of(const Line& line, const Place& place, con
   return make_int4(pieces, whole, place.main + row_tile * whole, block);
 }
 
-// Scratch slots: a piece of whole length has that of its number; a part of an end that begins before the block does has
-// that of the block. What begins an end has a second slot, `blocks` further, of the number of its row tile's first
-// whole length, or of its block where there is none: no other end has this one.
+// The slot for the first piece of an end: `blocks` + the number of the first piece of whole length of its row tile, or
+// `blocks` + its own block where the row tile has none. A piece of whole length has the slot of its number, any other
+// piece of an end that of its block; docs/v3_schedule.md says why no two pieces share one.
 __device__ __forceinline__ int start_slot_of(int whole, int number, int block, int blocks) {
   return blocks + (whole > 0 ? number : block);
 }

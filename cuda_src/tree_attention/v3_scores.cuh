@@ -2,7 +2,7 @@
 //
 // Letters    as v3_layout.cuh and v3_softmax.cuh
 // Schedule   per key tile: wait for KEYS_LOADED, multiply, arrive at WEIGHTS for the tile before, swap halves within
-//            the pair, softmax. With three stages arrive for the same tile, after its softmax.
+//            the pair, softmax. With three stages arrive for the same tile, after its softmax. docs/v3_schedule.md
 // Source     own
 #pragma once
 
@@ -24,7 +24,7 @@ struct ScoreWarp : RowSoftmax<T, C, R, KEYS, STAGES, HELD> {
   __device__ __forceinline__ int pair() const { return warp() / 2; }
   __device__ __forceinline__ int half() const { return warp() % 2; }
 
-  // Which keys of the tree any of the tile's nodes sees; the others are never read.
+  // Which keys of the tree any node of the row tile sees; the others are never read.
   __device__ __forceinline__ void find_seen() const {
     const int first_node = piece.first_row / piece.H;
     const int last_node = (min(piece.first_row + TILE_ROWS, piece.request.rows) - 1) / piece.H;
@@ -35,7 +35,7 @@ struct ScoreWarp : RowSoftmax<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Where ldmatrix reads the A fragment of the warp's own 16 rows (0) or of its partner's (1).
+  // Where ldmatrix reads the A fragment of the 16 rows of the warp itself (m = 0) or of its partner (m = 1).
   __device__ __forceinline__ SharedAddress fragment_address(const T* rows, int pitch, int column, int m) const {
     const int row = 32 * pair() + 16 * (m ^ half()) + lane() % 16;
     return shared_address(rows + row * pitch + 16 * column + lane() / 16 * 8);
@@ -97,7 +97,7 @@ struct ScoreWarp : RowSoftmax<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Adds the other half of the dimensions to the warp's own rows.
+  // Adds the other half of the dimensions to the rows of the warp itself.
   __device__ __forceinline__ void swap_halves(float (&c)[2][2 * BLOCKS][4]) const {
     float4* to = Layout::exchange() + (warp() ^ 1) * 2 * BLOCKS * 32 + lane();
     const float4* from = Layout::exchange() + warp() * 2 * BLOCKS * 32 + lane();
@@ -122,7 +122,7 @@ struct ScoreWarp : RowSoftmax<T, C, R, KEYS, STAGES, HELD> {
     take_queries();
     named_arrive(HELD_READ, THREADS);
     begin();
-    // the context is seen by all; past it, and past the end, each pair counts
+    // every row sees the context; from there on, and past the last key, each pair is looked up
     const int unmasked = min(piece.request.range.context_len - piece.request.range.first, piece.request.range.count);
     const int last_tile = piece.plan.last_tile, first_masked = unmasked / KEYS;
     const float scale = piece.scale;

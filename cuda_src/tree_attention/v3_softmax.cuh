@@ -1,8 +1,8 @@
-// tree_attention/v3_softmax.cuh: the softmax of v3_mma.cu: 16 rows of a score warp over one key tile after the other.
+// tree_attention/v3_softmax.cuh: the softmax of v3_mma.cu, over 16 rows of a score warp and one key tile at a time.
 //
 // Letters    as v3_layout.cuh; a lane has rows r = lane / 4 and r + 8 of its warp's 16, keys 2p and 2p + 1 of every 8,
 //            p = lane % 4: the C fragments of the scores are the A fragments of the values
-// Numerics   base 2; `largest` is stale by up to STALE_BY. Sums in use are relative to it, folded ones to
+// Numerics   base 2; `largest` may lag behind by up to STALE_BY. Sums in use are relative to it, folded ones to
 //            `folded_largest`.
 // Source     own; the stale maximum after FlashAttention 4
 #pragma once
@@ -15,9 +15,9 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
   using Layout::piece;
   static constexpr int BLOCKS = Layout::BLOCKS;
 
-  float largest[2], total[2];  // of the lane's two rows; total is the lane's own share
+  float largest[2], total[2];  // of the two rows of the lane; total covers the keys of this lane only
   float folded_largest[2], folded_total[2];
-  const unsigned thread;  // 0..127, read for each piece: addresses that depend on it take no registers before
+  const unsigned thread;  // 0..127, read for each piece: addresses that depend on it take no registers earlier
 
   __device__ __forceinline__ RowSoftmax(char* shared, const Piece<T>& piece)
       : Layout(shared, piece), thread(thread_here() - FIRST_SCORE_THREAD) {}
@@ -34,8 +34,8 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // -inf for the keys that the lane's rows do not see; returns whether one of those products was not finite, as all
-  // products of a key that holds NaN or inf are
+  // Sets -inf for the keys that the rows of the lane do not see. Returns whether one of those products was not finite,
+  // which is so for every product of a key that holds NaN or inf.
   __device__ __forceinline__ bool hide(float (&s)[2 * BLOCKS][4], int tile) const {
     bool is_non_finite = false;
 #pragma unroll
@@ -54,7 +54,7 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     return is_non_finite;
   }
 
-  // Larger maxima where they grew too much, and what sums over smaller ones must shrink by.
+  // Raises maxima that lag too far behind, and writes the factors by which sums relative to the old ones must shrink.
   __device__ __forceinline__ void raise_largest(int buffer, const float (&found)[2]) {
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -68,7 +68,7 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Softmax of the warp's 16 rows over the tile: weights as A fragments, and what the sums so far must shrink by.
+  // Softmax of the 16 rows of the warp over the tile: weights as A fragments, and factors for the sums so far.
   __device__ __forceinline__ void soften(int tile, bool is_masked, float scale, float (&s)[2 * BLOCKS][4]) {
     if (scale <= 0.0f) {  // so that the largest product has the largest score
       const float sign = scale < 0.0f ? -1.0f : 0.0f;
@@ -100,8 +100,8 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
     if (lane() == 0) Layout::notes(buffer)[warp()] = notes;
 
-    // Where half an ulp of a score is more than 1, products are rounded before the shift as the maximum was: an exact
-    // one could lie far above it.
+    // Where half an ulp of a score is more than 1, products are rounded before the shift, as the maximum was: an exact
+    // product could lie far above the rounded maximum.
     if (fmaxf(fabsf(largest[0]), fabsf(largest[1])) > LARGEST_EXACT) {
 #pragma unroll
       for (int n = 0; n < 2 * BLOCKS; ++n)
@@ -131,7 +131,7 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Adds `total` into the sums folded so far, and tells the value warps what those shrink by.
+  // Adds `total` to the sums folded so far, and tells the value warps by what their folded sums shrink.
   __device__ __forceinline__ void fold(int tile) {
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -143,7 +143,7 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // The totals of whole rows, once all is folded; values are divided by them.
+  // The totals of whole rows, when everything is folded; values are divided by them.
   __device__ __forceinline__ void end() {
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -154,7 +154,7 @@ struct RowSoftmax : TileLayout<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Log-sum-exp of the rows times `unit`, for as many as there are from `to` on.
+  // Writes the log-sum-exp of each row, times `unit`, for the first `rows` rows of the row tile.
   __device__ __forceinline__ void write_scores(float* to, int rows, float unit) const {
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {

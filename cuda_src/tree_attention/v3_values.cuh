@@ -1,8 +1,9 @@
 // tree_attention/v3_values.cuh: the value warps of v3_mma.cu: loads and products of weights and values.
 //
 // Letters    as v3_layout.cuh and v3_accumulators.cuh
-// Schedule   per key tile: wait for WEIGHTS, add the tile's products, load a tile into the stage of the one before. A
-//            later tile whose copies are there is announced meanwhile, or before it all with three stages.
+// Schedule   per key tile: wait for WEIGHTS, add the products of the tile and announce a later tile whose copies have
+//            arrived, load a tile into the stage of the one before. With three stages a tile is announced before the
+//            wait. docs/v3_schedule.md has a picture
 // Source     own
 #pragma once
 
@@ -21,13 +22,13 @@ struct ValueWarp : Accumulators<T, C, R, KEYS, STAGES, HELD> {
 
   __device__ __forceinline__ ValueWarp(char* shared, const Piece<T>& piece) : Sums(shared, piece) {}
 
-  // Tells the score warps that this thread's copies of a tile are there.
+  // Tells the score warps that the copies of a tile by this thread have arrived.
   __device__ __forceinline__ void announce(int tile) const {
     if (tile < piece.plan.last_tile) named_arrive(KEYS_LOADED + tile % 2, THREADS);
   }
 
-  // Adds the tile's products one by one, of each row with the keys that it sees: on tensor cores the weight 0 of a
-  // hidden key would meet its NaN or inf.
+  // Adds the products of the tile one by one, for each row only with the keys that it sees: tensor cores would multiply
+  // the weight 0 of a hidden key by its NaN or inf.
   __device__ __forceinline__ void weigh_one_by_one(int tile, int stage) {
     const int buffer = Layout::buffer(tile);
 #pragma unroll
@@ -56,8 +57,8 @@ struct ValueWarp : Accumulators<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // Adds the tile's products, after rescaling rows that ask for it; the first loads are under way meanwhile. With four
-  // stages and more, announces the tile after next as soon as its copies have had time to arrive.
+  // Adds the products of the tile, after rescaling the rows whose maximum rose; the first loads are issued before that.
+  // With four stages or more, announces the tile after next when its copies have had time to arrive.
   __device__ __forceinline__ void weigh(int tile, int stage) {
     const int buffer = Layout::buffer(tile);
     const unsigned thread = value_thread(), lane = thread % 32;
@@ -116,7 +117,7 @@ struct ValueWarp : Accumulators<T, C, R, KEYS, STAGES, HELD> {
     }
   }
 
-  // After the queries EARLIER groups of copies were made.
+  // EARLIER groups of copies were issued after the queries.
   template <int EARLIER>
   __device__ __forceinline__ static void hand_over_queries() {
     copy_async_wait<EARLIER>();
@@ -124,7 +125,7 @@ struct ValueWarp : Accumulators<T, C, R, KEYS, STAGES, HELD> {
     named_barrier(HELD_READ, THREADS);
   }
 
-  // All rows over the key tiles of the piece, divided by their totals.
+  // Computes all rows over the key tiles of the piece, divided by their totals.
   __device__ __forceinline__ void attend(const T* nope, long long nope_node, long long nope_head, const T* pe,
                                          long long pe_node, long long pe_head) {
     constexpr int EARLY = Layout::EARLY;

@@ -1,14 +1,14 @@
-// tree_attention/write_kv.cu: the key rows of tree nodes into the paged cache.
+// tree_attention/write_kv.cu: writes the key rows of tree nodes into the paged cache.
 //
 // Computes   ckv[position(context_len + i)] = ckv_rows[i], the same for kpe, for i < num_rows
-// Letters    B requests, N rows a request, C latent width, R rope width, P pages
+// Letters    B requests, N rows per request, C latent width, R rope width, P pages
 // Inputs     ckv_rows, kpe_rows  T[B, N, C], T[B, N, R]; last axis contiguous, other strides given
 //            page_table int32[B, max_pages]; context_lens int32[B]
 //            num_rows int32[B], or null: rows_of_all for every request
 // Outputs    ckv, kpe T[P, page_size, C or R]; last axis contiguous, other strides given; only those rows are written
 // Work       grid (N, B), block 128; a block owns one row, threads stride over its elements
 // Numerics   none: bits are copied
-// Requires   dtypes, shapes and strides checked; a position without a page of the pool is skipped, never written
+// Requires   dtypes, shapes and strides checked; a position without a page of the pool is skipped
 // Versions   this
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     own

@@ -1,26 +1,24 @@
-// tree_build/best_first.cu: the tree of the most probable prefixes, one warp a request.
+// tree_build/best_first.cu: the tree of the most probable prefixes, one warp per request.
 //
 // Computes   s(root) = 0, s(child) = s(parent) + (logit - lse of its depth); takes the open child with the highest
-//            score until the budget is spent, equal scores by the smaller rank path (a prefix comes first)
-// Letters    B requests, L draft length, K candidates a depth, N = capacity + 1 nodes; rank = place among siblings.
-//            Every chosen node has one open child, the best one not yet taken, since scores fall with the rank.
+//            score until the budget is spent; of equal scores the smaller rank path (a prefix comes first)
+// Letters    B requests, L draft length, K candidates per depth, N = capacity + 1 nodes; rank = place among siblings.
+//            Every chosen node has one open child, its best child that was not taken yet, as scores fall with the rank.
 // Inputs     candidate_ids int32[B, L, K], candidate_logits float32[B, L, K], candidate_lse float32[B, L]
 //            budgets int32[B] or null (then budget_of_all), root_token_ids int32[B] or null (then root_of_all)
-//            widths: most children of a node by its depth, the last entry for all depths from 255 on
-// Scratch    state: state_bytes(N) a request, or null: then in dynamic shared memory
+//            widths: the largest number of children of a node by its depth; the last entry is for depths from 255 on
+// Scratch    state: state_bytes(N) per request, or null, then the state lies in dynamic shared memory
 // Outputs    token_ids, parents int32[B, N], path_scores float64[B, N], num_nodes, status int32[B]
 //            contiguous, every entry written: padding -1 and -inf; an inactive request (root < 0) is all padding
 // Work       grid (B), block 32. Open children sit in 32 buckets, node i in bucket i % 32; lane l keeps the best of
-//            bucket l in registers. A step takes the best of the lanes, appends a node, opens two children and looks
-//            through one bucket.
+//            bucket l in registers. A step takes the best one of all lanes, appends it as a node, opens two
+//            children and searches one bucket.
 // Numerics   float64 in the order of the reference, unfused; scores are compared as ordered integers, so nothing is
 //            flushed. float32 subnormals are widened exactly although -ftz is on.
 // Requires   checked shapes. Values are not trusted: the budget is clamped to 0..N - 1, and every index follows from
 //            shapes and from nodes written here.
-// Speed      a step is two warp maxima of two redux.sync each and a few shared reads, about 400 cycles: on an H200
-//            predicted 15 us for budget 64 and 250 us for 1,024. Measured 2026-11-30 in a graph: 56 and 909 us, 0.9 us
-//            a step, so a step's chain of shuffles and shared reads is four times as long as counted; the same for 64
-//            requests (57 us). Ties cost a walk to the common ancestor
+// Speed      H200, 2026-11-30, in a graph: 56 us for budget 64 (64 requests: 57), 909 us for 1,024; predicted 15 and
+//            250, but the chain of shuffles and shared reads of a step is four times as long as counted
 // Reference  ddtree_cupy/tree_build/reference.py
 // Source     DDTree (arXiv 2604.12989); the buckets, the order of operations and the tie rule are ours
 #include "common/ordered.cuh"
@@ -33,7 +31,7 @@ struct Widths {
   int of_depth[WIDTHS];
 };
 
-// The candidates of one request, with the limits applied.
+// The candidates of one request after all limits.
 struct Candidates {
   const int* token_ids;
   const float* logits;
@@ -43,9 +41,9 @@ struct Candidates {
   double min_path_score;
 };
 
-// What is known of every chosen node. 32 bytes a node, rounded up to full buckets.
+// What is known of every chosen node: 32 bytes per node, rounded up to full buckets.
 struct Nodes {
-  unsigned long long* open_scores;  // ordered score of the open child, 0 for none; [bucket][node / 32]
+  unsigned long long* open_scores;  // ordered score of the open child, 0 if there is none; [bucket][node / 32]
   double* scores;
   int* parents;
   int* ranks;
@@ -79,7 +77,7 @@ __device__ __forceinline__ double widen(float x) {
   return bits < 0 ? -magnitude : magnitude;
 }
 
-// Ordered score of a child, 0 when there is none.
+// Ordered score of a child; 0 when there is no such child.
 __device__ __forceinline__ unsigned long long child_score(const Candidates& candidates, const Widths& widths,
                                                           double score, int depth, int rank) {
   if (depth >= candidates.depth_limit) return 0;
@@ -108,7 +106,7 @@ __device__ bool comes_first(const Nodes& nodes, int a, int b) {
   return rank_a < rank_b;
 }
 
-// Of one (score, node) a lane, the node that is taken first; -1 when all scores are 0.
+// Each lane passes a score and a node; returns the node that is taken first, or -1 when all scores are 0.
 __device__ __forceinline__ int first_of_lanes(const Nodes& nodes, unsigned long long score, int node) {
   const unsigned high = (unsigned)(score >> 32);
   const unsigned top_high = __reduce_max_sync(FULL_WARP, high);
@@ -209,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(32)
     }
     __syncwarp();
 
-    // the bucket of `from` lost its best: look through it; that of the node added can only gain
+    // the bucket of `from` lost its best child and is searched; that of the added node can only gain one
     const int bucket = from % WARP_SIZE;
     unsigned long long score = 0;
     int node = -1;

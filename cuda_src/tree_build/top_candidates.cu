@@ -1,24 +1,23 @@
 // tree_build/top_candidates.cu: the K best tokens of every draft row, and the log-sum-exp of the row.
 //
-// Computes   token_ids[row] by logit descending then id ascending; lse = max + log sum_v exp(logit_v - max)
-// Letters    B requests, L draft length, V vocabulary, K candidates kept, S slices of a row, E entries a slice passes
-//            on (at most K and at most its size); row = request * L + depth
+// Computes   token_ids[row] by descending logit, then ascending id; lse = max + log sum_v exp(logit_v - max)
+// Letters    B requests, L draft length, V vocabulary, K candidates kept, S slices of a row, E entries that a slice
+//            passes on (at most K and at most its size); row = request * L + depth
 // Inputs     draft_logits  T[B, L, V]  last axis contiguous, other strides in elements, any sign
-// Scratch    found_values uint32[B*L, S, E], found_ids int32[B*L, S, E]: a slice's best in id order, values as the
-//            telling bits of common/ordered.cuh, 0 where it has fewer; partial_max, partial_sum float32[B*L, S]: of
-//            exp(logit - partial_max), NaN marks a bad slice; sort_keys uint64[B*L, sort_size], null when the keys fit
-//            shared memory
+// Scratch    found_values uint32[B*L, S, E], found_ids int32[B*L, S, E]: the best entries of a slice in the order of
+//            ids, values as the telling bits of common/ordered.cuh, 0 where the slice has fewer; partial_max float32
+//            [B*L, S] and partial_sum, the sum of exp(logit - partial_max): NaN marks a bad slice;
+//            sort_keys uint64[B*L, sort_size], null when the keys fit into shared memory
 // Outputs    token_ids int32[B, L, K], logits float32[B, L, K], lse float32[B, L]  contiguous, every entry written
-// Work       find_candidates: grid (B*L, S), block 128 or 512 by V alone, a slice of 16 logits a thread, in registers.
+// Work       find_candidates: grid (B*L, S), block 128 or 512 by V alone; a slice has 16 logits per thread, kept in
+//            registers.
 //            merge_candidates: grid (B*L), block 256 or 1,024; dynamic shared sort_size * 8 bytes, or none with scratch
-// Numerics   -0.0 and float32 subnormals count as +0.0; -inf is no candidate; NaN or +inf makes the row bad: ids -1,
-//            logits -inf, lse NaN. Discrete results are exact; a sum has 16 terms a thread, then fixed trees over
+// Numerics   -0.0 and float32 subnormals count as +0.0; -inf is not a candidate; NaN or +inf makes the row bad: ids -1,
+//            logits -inf, lse NaN. Discrete results are exact. A sum has 16 terms per thread, then fixed trees over
 //            lanes, warps and slices, so lse depends neither on the batch nor on K. The sum is at least 1: lse >= max.
 // Requires   checked dtype, shapes and strides; K <= V
-// Speed      [15, 163840] bf16, K = 64 on an H200: 4.9 MB; 300 blocks, at most 3 a processor, 16 counting passes of
-//            about 0.2 us (bf16 has 16 telling bits): predicted 8 us, then 5 us for the merge. Measured 2026-11-30 in
-//            a graph: 30, 32, 42 and 60 us for K = 16, 64, 256 and 1,024; 8 requests 127 us, 64 requests 893 us
-//            (350 GB/s: counting, not memory, is the limit)
+// Speed      H200, 2026-11-30, in a graph, [15, 163840] bf16: 30, 32, 42 and 60 us for K = 16, 64, 256 and 1,024
+//            (predicted 13 us for 64); 64 requests 893 us (350 GB/s: the counting passes are the limit, not memory)
 // Reference  ddtree_cupy/tree_build/reference.py
 // Source     own
 #include "common/ordered.cuh"
@@ -43,7 +42,7 @@ __global__ void __launch_bounds__(512)
   BlockTotals totals = {totals_scratch, 0};
 
   // the thread's logits: ids first, first + 32, ...
-  unsigned values[ITEMS];  // telling bits, 0 for none
+  unsigned values[ITEMS];  // telling bits, 0 where there is no candidate
   float largest = NEGATIVE_INFINITY;
   int is_bad = 0;
 #pragma unroll
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(512)
   }
   if (E == 0) return;
 
-  // its E best in id order
+  // the E best of the slice in the order of ids
   unsigned* best_values = found_values + partial * E;
   int* best_ids = found_ids + partial * E;
   const auto value_at = [&](int j) { return values[j]; };
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(512)
   for (int i = count + threadIdx.x; i < E; i += blockDim.x) best_values[i] = 0;
 }
 
-// The row's max and sum from those of its slices, the same in every warp; both NaN when a slice is bad.
+// The max and sum of the row from those of its slices, the same in every warp; both are NaN when a slice is bad.
 __device__ __forceinline__ float row_lse(const float* partial_max, const float* partial_sum, int S) {
   const int lane = threadIdx.x % WARP_SIZE;
   float largest = NEGATIVE_INFINITY;
@@ -129,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     return;
   }
 
-  // the K best of what the slices found, as unique keys: value high, inverted id low
+  // the K best of what the slices found, as unique keys: the value in the high half, the inverted id in the low half
   unsigned long long* keys = sort_keys == nullptr ? shared_keys : sort_keys + row * sort_size;
   const unsigned* values = found_values + row * S * E;
   const int* ids = found_ids + row * S * E;

@@ -2,23 +2,22 @@
 //
 // Computes   depth(i) = depth(parent(i)) + 1; visible(i) = visible(parent(i)) + {i};
 //            first_child(i) = min {j : parent(j) = i}; next_sibling(i) = min {j > i : parent(j) = parent(i)}
-// Letters    B requests, N nodes incl. root, W = ceil(N / 32) words a row
+// Letters    B requests, N nodes incl. root, W = ceil(N / 32) words per row
 // Inputs     parents int32[B, N], num_nodes int32[B]  contiguous
 // Outputs    depths, first_child, next_sibling int32[B, N] (padding -1), visibility_bits uint32[B, N, W] (padding 0)
 //            contiguous, every entry written
-// Work       grid (B, ceil(N / 8)), block 256: a warp owns a node; its lanes own words of the row while the warp climbs
-//            to the root, then they look at 32 later nodes at a time. No shared memory.
+// Work       grid (B, ceil(N / 8)), block 256: a warp owns a node. Its lanes own words of the row while the warp climbs
+//            to the root; then they look at 32 later nodes at a time. No shared memory.
 // Requires   checked shapes. Values are not trusted: num_nodes is clamped, and a climb ends at a parent that is not
 //            smaller than its child.
-// Speed      depth steps of one L1 read each, then at most N / 32 of them twice: predicted 3 us up to N = 65 and 10
-//            us for 8 requests of 1,025 nodes on an H200; not timed alone
+// Speed      predicted for an H200: 3 us up to 65 nodes, 10 us for 8 requests of 1,025 nodes; it was never timed alone
 // Reference  derive_topology in ddtree_cupy/containers/topology.py
 // Source     own
 #include "common/warp.cuh"
 
 constexpr int WARPS = 8;
 
-// The first node from `from` on whose parent is `wanted`, -1 for none.
+// The first node from `from` on whose parent is `wanted`; -1 if there is none.
 __device__ __forceinline__ int first_with_parent(const int* parents, int wanted, int from, int count) {
   for (int base = from; base < count; base += WARP_SIZE) {
     const int other = base + (int)threadIdx.x % WARP_SIZE;
