@@ -1,9 +1,10 @@
 // tree_attention/v3_schedule.cuh: which block computes what, from lengths on the device alone.
 //
 // docs/v3_schedule.md explains the words (unit, piece, length, end, line, part, slot, cut) with a picture. In short:
-// row tiles are cut into pieces of one length, one piece per block. What is left of each row tile, its end, lies on one
-// line with the other ends, and the last blocks cut that line evenly. So any number of multiprocessors is filled, ragged
-// batches balance, and most blocks walk keys that others walk at the same time, which then come from the L2 cache.
+// row tiles are cut into pieces of one length, one piece per block. What is left of each row tile, its end, lies on
+// one line with the other ends, and the last blocks cut that line evenly. So any number of multiprocessors is filled,
+// ragged batches balance, and most blocks walk keys that others walk at the same time, which then come from the L2
+// cache.
 //
 // Letters    B requests, N nodes, H heads; G blocks in the grid
 // Requires   B * ceil(N * H / 64) below 2^31; lengths are clamped by host-known sizes in key_range
