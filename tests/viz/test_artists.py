@@ -1,33 +1,12 @@
-"""What the artists hold is the data: every number, place and colour of one small case a display."""
+"""What the artists of trees, masks and page tables hold is the data: every number and place of small cases."""
+
+import time
 
 import numpy as np
 import pytest
-from viz.cases import TARGETS, draw, toy_tree
 
-from ddtree_cupy import Visibility, accept, viz
-
-matplotlib = pytest.importorskip("matplotlib")
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.colors import to_hex, to_rgba_array  # noqa: E402
-
-SKY, ORANGE, GREEN, VERMILLION = "#56b4e9", "#e69f00", "#009e73", "#d55e00"
-WHITE, PALE, DARK, LIGHT = "#ffffff", "#e6e6e6", "#444444", "#bbbbbb"
-
-
-@pytest.fixture(autouse=True)
-def figures_are_closed():
-    yield
-    plt.close("all")
-
-
-def hexes(colors):
-    return [to_hex(color) for color in to_rgba_array(colors)]
-
-
-def plain(values):
-    """A NumPy array without matplotlib's mask."""
-    return np.ma.getdata(values)
+from ddtree_cupy import PagedKV, Visibility, accept, build_tree, viz
+from tests.viz.cases import TARGETS, draw, looks, meanings, plain, texts, toy_tree, two_trees
 
 
 def ends(arrows):
@@ -40,45 +19,97 @@ def ends(arrows):
 # trees
 
 
-def test_tree_display_artists_hold_scores_positions_and_path():
+def test_tree_display_holds_scores_positions_and_the_choice_of_the_target():
     tree = toy_tree()
     display = draw(viz.TreeDisplay.from_tree(tree, target_token_ids=[11, 0, 0, 20, 0, 0]).plot())
     assert plain(display.nodes_.get_array()) == pytest.approx(np.exp(tree.path_scores[:6]))
+    assert display.colorbar_ is not None
     assert np.array_equal(plain(display.nodes_.get_offsets()), display.positions)
     assert display.positions[:, 0].tolist() == [0, 1, 2, 1, 2, 2]
     # edges end in nodes 1..5; the target takes 11 at the root, then 20 at node 3: nodes 3 and 5
-    assert hexes(display.edges_.get_colors()) == [LIGHT, LIGHT, DARK, LIGHT, DARK]
-    assert display.edges_.get_linewidths() == [1.0, 1.0, 1.8, 1.0, 1.8]
+    assert looks(display.edges_.get_colors()) == [0, 0, 1, 0, 1]
     for node, path in enumerate(display.edges_.get_paths(), start=1):
         assert path.vertices[0] == pytest.approx(display.positions[tree.parents[node]])
         assert path.vertices[-1] == pytest.approx(display.positions[node])
 
 
-def test_tree_display_artists_hold_the_fate():
+def test_tree_display_shows_the_fate_of_every_node():
     tree = toy_tree()
-    display = draw(viz.TreeDisplay.from_tree(tree, result=accept(tree, TARGETS)).plot())
-    assert hexes(display.nodes_.get_facecolors()) == [color.lower() for color in display.fate_colors()]
-    assert hexes(display.edges_.get_colors()) == [GREEN, LIGHT, LIGHT, LIGHT, LIGHT, ORANGE]
+    display = draw(viz.TreeDisplay.from_tree(tree, result=accept(tree, TARGETS), target_token_ids=TARGETS).plot())
+    assert texts(display.legend_.get_texts()) == ["accepted", "target disagrees", "bonus token", "not reached"]
+    yes, no, missed = "accepted", "target disagrees", "not reached"
+    assert meanings(display, display.nodes_.get_facecolors()) == [yes, yes, no, missed, no, missed]
+    assert meanings(display, display.fate_colors()) == [yes, yes, no, missed, no, missed]
+    assert looks(display.edges_.get_colors()) == [0, 1, 1, 1, 1, 2]  # on the path, elsewhere, to the bonus token
     assert display.edges_.get_paths()[-1].vertices[0] == pytest.approx(display.positions[1])
     assert plain(display.bonus_.get_offsets())[0] == pytest.approx(display.positions[6])
-    assert [text.get_text() for text in display.labels_] == display.labels
+    assert texts(display.labels_) == display.labels == ["9", "10", "20", "11", "21", "20", "33"]
     assert np.array([text.xy for text in display.labels_]) == pytest.approx(display.positions)
+
+
+def test_tree_display_has_no_disagreement_after_a_leaf():
+    tree = toy_tree()
+    result = accept(tree, np.array([10, 20, 5, 0, 0, 0], np.int32))
+    display = viz.TreeDisplay.from_tree(tree, result=result).plot()
+    assert texts(display.legend_.get_texts()) == ["accepted", "bonus token", "not reached"]
+
+
+@pytest.mark.parametrize(("targets", "has_entry"), [([1, 9, 2, 9, 9], True), ([1, 9, 9, 9, 9], False), (None, False)])
+def test_tree_legend_names_dark_edges(targets, has_entry):
+    """Node 3 is the target's choice below node 2, which the accepted path 0, 1 never reached."""
+    display = viz.TreeDisplay([0, 1, 3, 2, 4], [-1, 0, 0, 2, 1], accepted=[0, 1], target_token_ids=targets)
+    entries = texts(display.plot(color="fate").legend_.get_texts())
+    assert ("target's choice" in entries) == has_entry
+
+
+def test_tree_display_thins_out_labels_and_keeps_the_accepted_path():
+    logits = 2 * np.random.default_rng(0).standard_normal((8, 500)).astype(np.float32)
+    tree = build_tree(logits, budget=300, root_token_ids=100_000)
+    targets = np.full(301, 7, np.int32)
+    targets[0] = tree.token_ids[1]
+    display = draw(viz.TreeDisplay.from_tree(tree, result=accept(tree, targets)).plot())
+    shown = texts(display.labels_)
+    assert 20 < len(shown) < 200
+    assert {"100000", str(tree.token_ids[1]), "7"} <= set(shown)
+    boxes = [label.get_window_extent(display.figure_.canvas.get_renderer()) for label in display.labels_]
+    assert sum(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i]) <= len(boxes) // 20
+
+
+def test_tree_display_draws_parts_on_demand_and_takes_a_request_of_a_batch():
+    import matplotlib.pyplot as plt
+
+    display = viz.TreeDisplay.from_tree(toy_tree())
+    _, ax = plt.subplots()
+    display.frame(ax)
+    assert len(display.plot_nodes(ax, [0, 1]).get_offsets()) == 2
+    assert len(display.plot_edges(ax, [0, 1]).get_paths()) == 1
+    assert texts(display.plot_labels(ax, [1])) == ["10"]
+    tree = two_trees()
+    assert viz.TreeDisplay.from_tree(tree, request=1).token_ids[0] == 2
+    result = accept(tree, np.zeros((2, 5), np.int32))
+    assert viz.TreeDisplay.from_tree(tree, request=1, result=result).bonus_token == 0
 
 
 # visibility
 
 
-def test_visibility_display_artists_hold_the_matrix():
+def test_visibility_display_holds_the_matrix():
     matrix = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 1]], bool)
     display = draw(viz.VisibilityDisplay(matrix, context_len=10).plot(row=1))
     assert np.array_equal(display.image_.get_array(), matrix)
-    assert display.image_.get_cmap().colors[0] == "#FFFFFF"
-    assert [to_hex(bar.get_facecolor()) for bar in display.words_] == [VERMILLION, VERMILLION, WHITE]
+    assert looks(bar.get_facecolor() for bar in display.words_) == [0, 0, 1]
     assert [bar.get_x() + bar.get_width() / 2 for bar in display.words_] == [0, 1, 2]
     assert display.word_texts_[0].get_text() == "0x00000003"
     assert display.row_.get_xy() == (-0.5, 0.5)
     assert display.context_.get_x() + display.context_.get_width() <= -0.5
     assert display.plot(row=2).word_texts_[0].get_text() == "0x00000006"
+
+
+@pytest.mark.parametrize("count", [1, 2, 31, 32, 33, 65, 257])
+def test_visibility_display_packs_the_row(count):
+    display = draw(viz.VisibilityDisplay(np.tri(count, dtype=bool), context_len=64).plot())
+    assert display.word_texts_[0].get_text() == f"0x{(1 << min(count, 32)) - 1:08X}"
+    assert len(display.words_) == count
 
 
 def test_visibility_display_is_identical_from_packed_words():
@@ -88,18 +119,21 @@ def test_visibility_display_is_identical_from_packed_words():
     assert np.array_equal(display.image_.get_array(), matrix)
     shown = [int(text.get_text(), 16) for text in display.word_texts_]
     assert shown == packed.visibility_bits[33, : len(shown)].tolist()
+    padded = viz.VisibilityDisplay.from_tree(Visibility(np.full((3, 1), 0xFFFFFFFF, np.uint32), np.array(2, np.int32)))
+    assert padded.visibility_bits.ravel().tolist() == [3, 3]
 
 
 # pages
 
 
 @pytest.mark.parametrize("arrows", ["row", "page"])
-def test_page_table_display_artists_hold_the_table(arrows):
+def test_page_table_display_holds_the_table(arrows):
     display = draw(
         viz.PageTableDisplay([2, 0], page_size=2, context_len=2, num_nodes=1, num_pages=3).plot(arrows=arrows)
     )
-    assert hexes(display.logical_.get_facecolors()) == [SKY, SKY, ORANGE, PALE]
-    assert hexes(display.physical_.get_facecolors()) == [ORANGE, WHITE, WHITE, WHITE, SKY, SKY]
+    kept, node, empty, foreign = "context", "tree nodes", "no key yet", "not of this request"
+    assert meanings(display, display.logical_.get_facecolors()) == [kept, kept, node, empty]
+    assert meanings(display, display.physical_.get_facecolors()) == [node, foreign, foreign, foreign, kept, kept]
     for cells, left in ((display.logical_, 0.0), (display.physical_, 3.0)):
         corners = [path.vertices.min(axis=0).tolist() for path in cells.get_paths()]
         assert corners == [[left, n + 0.35 * (n // 2)] for n in range(len(corners))]
@@ -112,89 +146,37 @@ def test_page_table_display_artists_hold_the_table(arrows):
     assert tip == pytest.approx(np.array([(2.96, height) for height in middles[1]]), abs=0.05)
 
 
-# budgets
+def test_page_table_display_follows_the_table_and_takes_a_request():
+    display = viz.PageTableDisplay([2, 0], page_size=4, context_len=5, num_nodes=2, num_pages=4)
+    assert display.rows().tolist() == [8, 9, 10, 11, 0, 1, 2]
+    assert len(display.plot().arrows_) == 7
+    large = viz.PageTableDisplay(np.arange(12)[::-1], page_size=16, context_len=180, num_nodes=5)
+    assert len(draw(large.plot()).arrows_) == 12
+    kv = PagedKV.allocate(12, batch=2, page_size=4, head_dim_ckv=16, head_dim_kpe=16)
+    assert viz.PageTableDisplay.from_kv(kv, num_nodes=2, request=1).rows().tolist() == [12, 13]
+    unused_entry_repeats = viz.PageTableDisplay([3, 1, 3], page_size=4, context_len=8, num_pages=4)
+    assert len(unused_entry_repeats.rows()) == 8
 
 
-def test_budget_display_artists_hold_tokens_and_speedups():
-    display = viz.BudgetDisplay(
-        [1, 2, 4],
-        expected=[1.5, 2.0, 2.5],
-        realised=[1.4, 1.9, 2.1],
-        realised_low=[1.3, 1.7, 2.0],
-        realised_high=[1.6, 2.0, 2.3],
-        cost=[1.0, 1.25, 2.0],
-    )
-    for kind, cost in (("tokens", np.ones(3)), ("speedup", display.cost)):
-        display.plot(kind=kind)
-        for which, line in display.lines_.items():
-            assert line.get_xdata().tolist() == [1, 2, 4]
-            assert line.get_ydata() == pytest.approx(getattr(display, which) / cost)
-        assert band(display) == pytest.approx(np.array([display.realised_low, display.realised_high]) / cost)
-    assert (display.best_.get_xdata()[0], display.best_.get_ydata()[0]) == (2, pytest.approx(1.9 / 1.25))
+def test_page_table_display_draws_one_box_a_page_of_a_long_context():
+    table = np.random.default_rng(0).permutation(2048)
+    display = viz.PageTableDisplay(table, page_size=64, context_len=131_000, num_nodes=32)
+    display.plot()  # fonts are loaded once
+    start = time.process_time()
+    draw(display.plot())
+    assert time.process_time() - start < 3.0  # 0.4 s; a Rectangle a row took 16 s
+    # one a page, and what the page with the tree's keys is split into
+    assert len(display.physical_.get_paths()) == 2048 + 2
+    (lines,) = display.arrows_
+    pairs = np.array(lines.get_segments())
+    assert pairs[:, 0, 1] == pytest.approx(64.35 * np.arange(2048)[: len(pairs)] + 32)
+    assert pairs[:, 1, 1] == pytest.approx(64.35 * table[: len(pairs)] + 32)
 
 
-def band(display):
-    """Lower and upper edge of the interval, by budget."""
-    vertices = display.band_.get_paths()[0].vertices
-    at = [vertices[vertices[:, 0] == budget, 1] for budget in display.budgets]
-    return np.array([[values.min() for values in at], [values.max() for values in at]])
-
-
-# acceptance
-
-
-def test_acceptance_display_artists_hold_the_rates():
-    ranks = [[-1, -1], [0, 1], [1, -1], [0, 2], [0, -1]]
-    display = viz.AcceptanceDisplay([0, 2, 1, 2, 1], hit_ranks=ranks).plot()
-    assert [bar.get_height() for bar in display.bars_] == pytest.approx([0.2, 0.4, 0.4])
-    assert [bar.get_x() + bar.get_width() / 2 for bar in display.bars_] == pytest.approx([0, 1, 2])
-    assert display.line_.get_xdata().tolist() == [0, 1, 2]
-    assert display.line_.get_ydata() == pytest.approx([1.0, 0.8, 0.4])
-    assert display.mean_.get_xdata() == pytest.approx([1.2, 1.2])
-    display.plot(kind="rank")
-    assert plain(display.image_.get_array()) == pytest.approx(np.array([[0.6, 0.2, 0.0], [0.0, 0.2, 0.2]]))
-    cells = {text.get_position(): text.get_text() for text in display.texts_}
-    assert cells == {(0, 0): "60", (1, 0): "20", (1, 1): "20", (2, 1): "20"}
-
-
-# errors
-
-
-def test_error_display_artists_hold_every_entry():
-    error = np.array([[0.1, 0.2, 3.0], [0.4, 0.5, 0.6]])
-    allowed = np.array([[1.0, 0.5, 1.0], [0.5, 2.0, 0.8]])
-    display = draw(viz.ErrorDisplay(error, allowed).plot())
-    inside = np.column_stack([allowed.ravel(), error.ravel()])
-    assert plain(display.failures_.get_offsets()) == pytest.approx(inside[[2]])
-    assert plain(display.points_.get_offsets()) == pytest.approx(np.delete(inside, 2, axis=0))
-    assert np.array_equal(display.diagonal_.get_xdata(), display.diagonal_.get_ydata())
-    draw(display.plot(kind="map"))
-    assert plain(display.image_.get_array()) == pytest.approx(np.minimum(error / allowed, 2))
-    assert plain(display.marks_.get_offsets()).tolist() == [[2, 0]]  # x is the head, y the node
-
-
-# benchmarks
-
-
-def test_bench_display_artists_hold_times_and_roof():
-    display = viz.BenchDisplay(
-        ["v1", "v2", "v1"],
-        [8192, 1024, 1024],
-        [700.0, 60.0, 90.0],
-        low_us=[650.0, 55.0, 80.0],
-        high_us=[750.0, 65.0, 95.0],
-        flops=[8e9, 1e9, 1e9],
-        bytes_moved=[8e6, 2e6, 2e6],
-        peak_flops_per_second=7e14,
-        peak_bytes_per_second=3.5e12,
-    ).plot()
-    assert display.lines_["v1"].get_xdata().tolist() == [1024, 8192]
-    assert display.lines_["v1"].get_ydata().tolist() == [90, 700]
-    assert display.lines_["v2"].get_ydata().tolist() == [60]
-    vertices = display.bands_[0].get_paths()[0].vertices
-    assert {tuple(v) for v in vertices} == {(1024, 80), (1024, 95), (8192, 650), (8192, 750)}
-    display.plot(kind="roofline")
-    assert display.lines_["v1"].get_xdata() == pytest.approx([500, 1000])
-    assert display.lines_["v1"].get_ydata() == pytest.approx([1e9 / 90e-6 / 1e12, 8e9 / 700e-6 / 1e12])
-    assert display.roof_.get_xdata() == pytest.approx([100, 200, 2000])
-    assert display.roof_.get_ydata() == pytest.approx([350, 700, 700])  # TFLOP/s
+def test_page_table_display_shows_runs_of_rows_like_rows():
+    display = viz.PageTableDisplay([1, 0], page_size=512, context_len=600, num_nodes=24).plot()
+    logical = [(path.vertices[0, 1], path.vertices[2, 1]) for path in display.logical_.get_paths()]
+    assert logical == pytest.approx(np.array([(0, 512), (512.35, 600.35), (600.35, 624.35), (624.35, 1024.35)]))
+    kept, node, empty, foreign = "context", "tree nodes", "no key yet", "not of this request"
+    assert meanings(display, display.logical_.get_facecolors()) == [kept, kept, node, empty]
+    assert meanings(display, display.physical_.get_facecolors()) == [kept, node, foreign, kept]
