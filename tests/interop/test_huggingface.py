@@ -1,6 +1,5 @@
 """Hugging Face 4D masks: round trips, T6 by hand, batches padded left and right, and every rejection."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from ddtree_cupy.interop import from_huggingface, from_huggingface_mask, to_hugg
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import draft_trees, visibilities
 from tests.interop.cases import SEES, T6, TOKENS, assert_same_masks, batch_of, batched, ints, with_contexts
+from tests.refusals import rejects
 
 DTYPES = ["float32", "float16", "bfloat16", "float64", "bool"]
 paddings = st.sampled_from(["left", "right"])
@@ -79,26 +79,25 @@ def test_columns_of_a_batch_with_unequal_contexts():
     assert to_huggingface(tree, [1, 3], pad_token_id=0)["position_ids"].tolist() == [[1, 2], [3, 3]]
 
 
-def test_pad_columns_are_hidden():
-    """9 keys in a buffer of 32: the last 23 columns are hidden in every row."""
-    mask = to_huggingface_mask(T6, 3, key_len=32, hidden="-inf")
-    assert mask.shape == (1, 1, 6, 32)
-    assert (mask[..., 9:] == -np.inf).all()
-
-
 @pytest.mark.parametrize(
     ("dtype", "lowest"),
     [("float32", -3.4028234663852886e38), ("float16", -65504.0), ("bfloat16", -3.3895313892515355e38)],
 )
 def test_hidden_is_the_lowest_number_of_the_dtype(dtype, lowest):
-    assert float(to_huggingface_mask(T6, 3, dtype=dtype).min()) == lowest
+    """9 keys in a buffer of 32: the last 23 columns are hidden in every row."""
+    mask = to_huggingface_mask(T6, 3, dtype=dtype, key_len=32)
+    assert mask.shape == (1, 1, 6, 32)
+    assert (mask[..., 9:].astype(np.float64) == lowest).all()
 
 
-def test_sums_of_two_masks_are_read():
+def test_sums_of_two_masks_are_read_and_rows_of_padding_may_hold_anything():
     """Lowest plus lowest is -inf in float32."""
     mask = to_huggingface_mask(T6, 3)
     with np.errstate(over="ignore"):
         assert_same_masks(from_huggingface_mask(mask + mask, 3), T6)
+    mask[0, 0, 3:] = np.nan
+    found = from_huggingface_mask(mask, 3, num_nodes=[3])
+    np.testing.assert_array_equal(found.to_dense()[0, :3, :3], SEES[:3, :3])
 
 
 def test_to_huggingface_mask_rejects_a_row_that_sees_nothing():
@@ -108,96 +107,68 @@ def test_to_huggingface_mask_rejects_a_row_that_sees_nothing():
     assert_same_masks(from_huggingface_mask(to_huggingface_mask(blind, 1), 1), blind)
 
 
-def spoiled(place, value, dtype="float32"):
-    mask = to_huggingface_mask(T6, 3, dtype=dtype)
+def spoiled(place, value, **options):
+    mask = to_huggingface_mask(T6, 3, **options)
     mask[(0, 0, *place)] = value
     return mask
 
 
-@pytest.mark.parametrize(
-    ("mask", "error", "message"),
-    [
-        (
-            spoiled((2, 4), -1e9),
-            UnsupportedError,
-            r"`attention_mask`\[0, 0, 2, 4\] is -1e\+09, expected 0, -3.4",
-        ),
-        (spoiled((2, 4), 1.0), UnsupportedError, "1/0 masks want dtype bool"),
-        (spoiled((2, 4), np.nan), UnsupportedError, "nan"),
-        (to_huggingface_mask(T6, 3, dtype="float16").astype(np.float32), UnsupportedError, "-65504, expected"),
-        (spoiled((4, 1), -np.inf), UnsupportedError, "row 4 of request 0 hides context key 1"),
-        (spoiled((4, slice(None)), -np.inf), UnsupportedError, "row 4 of request 0 hides every key"),
-        (np.repeat(spoiled((0, 0), 0), 2, axis=1), UnsupportedError, "differs by head"),
-        (spoiled((0, 0), 0)[0], ShapeError, "expected"),
-        (spoiled((0, 0), 0)[..., :8], ShapeError, "`attention_mask` has 8 columns, expected at least 9: 3 of"),
-        (np.zeros((1, 1, 6, 9), np.int64), DTypeError, "dtype int64"),
-        (spoiled((0, 0), 0).tolist(), DTypeError, "NumPy"),
-    ],
+@rejects(
+    (UnsupportedError, r"`attention_mask`\[0, 0, 2, 4\] is -1e\+09, expected 0, -3.4", spoiled((2, 4), -1e9)),
+    (UnsupportedError, "1/0 masks want dtype bool", spoiled((2, 4), 1.0)),
+    (UnsupportedError, "nan", spoiled((2, 4), np.nan)),
+    (UnsupportedError, "-65504, expected", to_huggingface_mask(T6, 3, dtype="float16").astype(np.float32)),
+    (UnsupportedError, "row 4 of request 0 hides context key 1", spoiled((4, 1), -np.inf)),
+    (UnsupportedError, "row 4 of request 0 hides every key", spoiled((4, slice(None)), -np.inf)),
+    (UnsupportedError, "differs by head", np.repeat(spoiled((0, 0), 0), 2, axis=1)),
+    (ShapeError, "expected", spoiled((0, 0), 0)[0]),
+    (ShapeError, "`attention_mask` has 8 columns, expected at least 9: 3 of", spoiled((0, 0), 0)[..., :8]),
+    (DTypeError, "dtype int64", np.zeros((1, 1, 6, 9), np.int64)),
+    (DTypeError, "NumPy", spoiled((0, 0), 0).tolist()),
 )
-def test_from_huggingface_mask_rejects(mask, error, message):
-    with pytest.raises(error, match=message):
-        from_huggingface_mask(mask, 3)
+def test_from_huggingface_mask_rejects(mask):
+    from_huggingface_mask(mask, 3)
 
 
-def test_from_huggingface_mask_rejects_keys_beside_context_and_nodes():
-    mask = to_huggingface_mask(T6, 3, key_len=10, past_len=4)  # columns 1..3 context, 4..9 nodes
-    mask[0, 0, 2, 0] = 0
-    with pytest.raises(
-        UnsupportedError, match=r"row 2 of request 0 sees key 0, which is neither context .columns 1..3"
-    ):
-        from_huggingface_mask(mask, 3, past_len=4)
-    mask = to_huggingface_mask(T6, 3)
-    mask[0, 0, 1, 8] = 0
-    with pytest.raises(UnsupportedError, match=r"row 1 of request 0 sees key 8.*nor a node .3..5."):
-        from_huggingface_mask(mask, 3, num_nodes=[3])
-
-
-def test_rows_of_padding_may_hold_anything():
-    mask = to_huggingface_mask(T6, 3)
-    mask[0, 0, 3:] = np.nan
-    found = from_huggingface_mask(mask, 3, num_nodes=[3])
-    np.testing.assert_array_equal(found.to_dense()[0, :3, :3], SEES[:3, :3])
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"dtype": "int8"}, ArgumentError, "`dtype` is 'int8'"),
-        ({"hidden": "-1e9"}, ArgumentError, "`hidden`"),
-        ({"context_padding": "both"}, ArgumentError, "`context_padding`"),
-        ({"past_len": 2}, ArgumentError, "`past_len` is 2, expected an integer at least 3"),
-        ({"key_len": 8}, ArgumentError, "`key_len` is 8, expected an integer at least 9"),
-    ],
+@rejects(
+    (
+        UnsupportedError,
+        r"row 2 of request 0 sees key 0, which is neither context .columns 1..3",
+        spoiled((2, 0), 0, key_len=10, past_len=4),  # columns 1..3 context, 4..9 nodes
+        {"past_len": 4},
+    ),
+    (UnsupportedError, r"row 1 of request 0 sees key 8.*nor a node .3..5.", spoiled((1, 8), 0), {"num_nodes": [3]}),
 )
-def test_to_huggingface_mask_rejects(options, error, message):
-    with pytest.raises(error, match=message):
-        to_huggingface_mask(T6, 3, **options)
+def test_from_huggingface_mask_rejects_keys_beside_context_and_nodes(mask, options):
+    from_huggingface_mask(mask, 3, **options)
 
 
-def test_to_huggingface_rejects_padding_without_a_token():
+@rejects(
+    (ArgumentError, "`dtype` is 'int8'", {"dtype": "int8"}),
+    (ArgumentError, "`hidden`", {"hidden": "-1e9"}),
+    (ArgumentError, "`context_padding`", {"context_padding": "both"}),
+    (ArgumentError, "`past_len` is 2, expected an integer at least 3", {"past_len": 2}),
+    (ArgumentError, "`key_len` is 8, expected an integer at least 9", {"key_len": 8}),
+)
+def test_to_huggingface_mask_rejects(options):
+    to_huggingface_mask(T6, 3, **options)
+
+
+NO_TREE = to_huggingface_mask(Visibility.from_dense(SEES | np.eye(6, k=2, dtype=bool)), 3)
+
+
+@rejects(
+    (ArgumentError, "node 3 of request 0 is 6, expected 4", {"position_ids": np.arange(3, 9)[None]}),
+    (ShapeError, "expected", {"position_ids": ints([[3]], np.int64)}),
+    (ArgumentError, "distinct tokens", {"input_ids": ints([[7, 10, 20, 10, 21, 20]])}),
+    (UnsupportedError, "no tree", {"attention_mask": NO_TREE}),
+)
+def test_from_huggingface_rejects(changes):
+    from_huggingface(to_huggingface(T6, 3) | changes, 3)
+
+
+def test_huggingface_rejects_padding_without_a_token_and_missing_arrays():
     with pytest.raises(UnsupportedError, match="request 1 has 1 of 2 nodes"):
         to_huggingface(batch_of(([7, 1], [-1, 0]), ([7], [-1])), [1, 3])
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"position_ids": np.arange(3, 9)[None]}, ArgumentError, "node 3 of request 0 is 6, expected 4"),
-        ({"position_ids": ints([[3]], np.int64)}, ShapeError, "expected"),
-        ({"input_ids": ints([[7, 10, 20, 10, 21, 20]])}, ArgumentError, "distinct tokens"),
-        (
-            {"attention_mask": to_huggingface_mask(Visibility.from_dense(SEES | np.eye(6, k=2, dtype=bool)), 3)},
-            UnsupportedError,
-            "no tree",
-        ),
-    ],
-)
-def test_from_huggingface_rejects(changes, error, message):
-    with pytest.raises(error, match=message):
-        from_huggingface(to_huggingface(T6, 3) | changes, 3)
     with pytest.raises(ArgumentError, match="lacks position_ids"):
         from_huggingface({"input_ids": 0, "attention_mask": 0}, 3)
-
-
-def test_bfloat16_masks_have_the_dtype_of_ml_dtypes():
-    assert to_huggingface_mask(T6, 3, dtype="bfloat16").dtype == ml_dtypes.bfloat16

@@ -13,6 +13,7 @@ from ddtree_cupy.interop import from_parent_lists, to_parent_lists, tree_from_vi
 from ddtree_cupy.testing import assert_identical, poison_padding
 from ddtree_cupy.testing.strategies import draft_trees
 from tests.interop.cases import PARENTS, SEES, T6, TOKENS, batch_of, ints
+from tests.refusals import rejects
 
 
 @given(draft_trees(), st.sampled_from(["minus_one", "self"]))
@@ -42,30 +43,26 @@ def test_parent_lists_of_a_ragged_batch_with_an_inactive_request():
         to_parent_lists(tree, root="omitted")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "parents", "options", "error", "message"),
-    [
-        ([7, 1], [0, 0], {}, ArgumentError, "expected -1 with root='minus_one'; the other forms are 'self', 'omitted'"),
-        ([7, 1], [-1, 0], {"root": "self"}, ArgumentError, "expected 0 with root='self'"),
-        ([7, 1], [-1, 1], {}, ArgumentError, "expected 0 <= parent < 1"),
-        ([7, 1, 2], [-1, 2, 0], {}, ArgumentError, "parent"),
-        ([7, 1, 1], [-1, 0, 0], {}, ArgumentError, "distinct tokens"),
-        ([7, 1], [-1], {}, ShapeError, "2 token ids and 1 parents"),
-        ([[7]], [[-1], [-1]], {}, ShapeError, "1 requests"),
-        ([[7], 1], [[-1], -1], {}, DTypeError, "is no list"),
-        ([7, 1.0], [-1, 0], {}, DTypeError, "expected an integer"),
-        ([7, -1], [-1, 0], {}, ArgumentError, r"`token_ids\[0\]` is -1, expected an integer in 0\.\."),
-        ([2**31], [-1], {}, ArgumentError, r"`token_ids\[0\]` is 2147483648, expected an integer in 0\.\."),
-        ([1], [-2], {"root": "omitted", "root_token_ids": 7}, ArgumentError, "at least -1"),
-        ([1], [-1], {"root": "omitted"}, ArgumentError, "`root_token_ids` goes with"),
-        ([1], [-1], {"root_token_ids": 7}, ArgumentError, "`root_token_ids` goes with"),
-        ([1], [-1], {"root": "none"}, ArgumentError, "expected one of"),
-        ([7, 1], [-1, 0], {"capacity": 1}, ArgumentError, "`capacity`"),
-    ],
+@rejects(
+    (ArgumentError, "expected -1 with root='minus_one'; the other forms are 'self', 'omitted'", [7, 1], [0, 0], {}),
+    (ArgumentError, "expected 0 with root='self'", [7, 1], [-1, 0], {"root": "self"}),
+    (ArgumentError, "expected 0 <= parent < 1", [7, 1], [-1, 1], {}),
+    (ArgumentError, "parent", [7, 1, 2], [-1, 2, 0], {}),
+    (ArgumentError, "distinct tokens", [7, 1, 1], [-1, 0, 0], {}),
+    (ShapeError, "2 token ids and 1 parents", [7, 1], [-1], {}),
+    (ShapeError, "1 requests", [[7]], [[-1], [-1]], {}),
+    (DTypeError, "is no list", [[7], 1], [[-1], -1], {}),
+    (DTypeError, "expected an integer", [7, 1.0], [-1, 0], {}),
+    (ArgumentError, r"`token_ids\[0\]` is -1, expected an integer in 0\.\.", [7, -1], [-1, 0], {}),
+    (ArgumentError, r"`token_ids\[0\]` is 2147483648, expected an integer in 0\.\.", [2**31], [-1], {}),
+    (ArgumentError, "at least -1", [1], [-2], {"root": "omitted", "root_token_ids": 7}),
+    (ArgumentError, "`root_token_ids` goes with", [1], [-1], {"root": "omitted"}),
+    (ArgumentError, "`root_token_ids` goes with", [1], [-1], {"root_token_ids": 7}),
+    (ArgumentError, "expected one of", [1], [-1], {"root": "none"}),
+    (ArgumentError, "`capacity`", [7, 1], [-1, 0], {"capacity": 1}),
 )
-def test_from_parent_lists_rejects(tokens, parents, options, error, message):
-    with pytest.raises(error, match=message):
-        from_parent_lists(tokens, parents, **options)
+def test_from_parent_lists_rejects(tokens, parents, options):
+    from_parent_lists(tokens, parents, **options)
 
 
 @given(draft_trees(min_batch=0))
@@ -81,37 +78,29 @@ def test_tree_from_visibility_ignores_tokens_of_padding():
     assert_identical(tree_from_visibility(tree, tokens), tree)
 
 
-@pytest.mark.parametrize(
-    ("row", "column", "message"),
-    [
-        (0, 0, r"row 0 of request 0 sees \[\], expected itself only"),
-        (0, 3, r"row 0 of request 0 sees \[0, 3\]"),
-        (3, 1, r"row 5 of request 0 sees \[0, 3, 5\]"),
-        (2, 0, r"row 2 of request 0 sees \[1, 2\]"),
-        (4, 4, r"row 4 of request 0 sees \[0, 1\]"),
-    ],
+@rejects(
+    (UnsupportedError, r"row 0 of request 0 sees \[\], expected itself only", 0, 0),
+    (UnsupportedError, r"row 0 of request 0 sees \[0, 3\]", 0, 3),
+    (UnsupportedError, r"row 5 of request 0 sees \[0, 3, 5\]", 3, 1),
+    (UnsupportedError, r"row 2 of request 0 sees \[1, 2\]", 2, 0),
+    (UnsupportedError, r"row 4 of request 0 sees \[0, 1\]", 4, 4),
 )
-def test_tree_from_visibility_rejects_masks_of_no_tree(row, column, message):
+def test_tree_from_visibility_rejects_masks_of_no_tree(row, column):
     dense = SEES.copy()
     dense[row, column] ^= True
-    with pytest.raises(UnsupportedError, match=message):
-        tree_from_visibility(Visibility.from_dense(dense), T6.token_ids)
+    tree_from_visibility(Visibility.from_dense(dense), T6.token_ids)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "error", "message"),
-    [
-        (ints(TOKENS[:5]), ShapeError, "expected"),
-        (ints(TOKENS, np.float32), DTypeError, "int32 or int64"),
-        (TOKENS, DTypeError, "expected a NumPy or CuPy array"),
-        (ints([7, 10, 20, 10, 21, 20]), ArgumentError, "distinct tokens"),
-        (ints([7, 10, -1, 11, 21, 20]), ArgumentError, "token"),
-        (ints([-1, -1, -1, -1, -1, -1]), ArgumentError, "parents|-1 among"),
-    ],
+@rejects(
+    (ShapeError, "expected", ints(TOKENS[:5])),
+    (DTypeError, "int32 or int64", ints(TOKENS, np.float32)),
+    (DTypeError, "expected a NumPy or CuPy array", TOKENS),
+    (ArgumentError, "distinct tokens", ints([7, 10, 20, 10, 21, 20])),
+    (ArgumentError, "token", ints([7, 10, -1, 11, 21, 20])),
+    (ArgumentError, "parents|-1 among", ints([-1, -1, -1, -1, -1, -1])),
 )
-def test_tree_from_visibility_rejects_tokens(tokens, error, message):
-    with pytest.raises(error, match=message):
-        tree_from_visibility(T6, tokens)
+def test_tree_from_visibility_rejects_tokens(tokens):
+    tree_from_visibility(T6, tokens)
 
 
 def test_tree_from_visibility_rejects_a_lone_missing_root():

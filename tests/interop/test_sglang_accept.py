@@ -11,6 +11,7 @@ from ddtree_cupy.interop import from_sglang, from_sglang_accept, to_sglang, to_s
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import draft_trees
 from tests.interop.cases import PARENTS, T6, TOKENS, batch_of, batched, ints
+from tests.refusals import rejects
 from tests.tree_accept.cases import random_targets, seeds
 
 T6_RESULT = AcceptResult(ints([0, 3, 5, -1, -1, -1]), ints(2), ints(9))
@@ -109,20 +110,16 @@ def test_from_sglang_accept_reads_accepted_rows_only():
         assert_identical(found, T6_RESULT.with_batch())
 
 
-@pytest.mark.parametrize(
-    ("path", "num_accepted", "bonus", "options", "error", "message"),
-    [
-        ([-1, -1, -1], -1, -1, {}, UnsupportedError, "request 0 is inactive"),
-        ([0, 3, 5], 2, -1, {}, UnsupportedError, "has bonus token -1"),
-        ([0, 3, 5], 2, 9, {"num_spec_step": 2}, UnsupportedError, "accepts 3 nodes with its root, more than the 2"),
-        ([0, 1, 5], 2, 9, {}, ArgumentError, "accepts node 5 after 1, but its parent is 3"),
-        ([1, 2, -1], 1, 9, {}, ArgumentError, "the root, first"),
-    ],
+@rejects(
+    (UnsupportedError, "request 0 is inactive", [-1, -1, -1], -1, -1, {}),
+    (UnsupportedError, "has bonus token -1", [0, 3, 5], 2, -1, {}),
+    (UnsupportedError, "accepts 3 nodes with its root, more than the 2", [0, 3, 5], 2, 9, {"num_spec_step": 2}),
+    (ArgumentError, "accepts node 5 after 1, but its parent is 3", [0, 1, 5], 2, 9, {}),
+    (ArgumentError, "the root, first", [1, 2, -1], 1, 9, {}),
 )
-def test_to_sglang_accept_rejects(path, num_accepted, bonus, options, error, message):
+def test_to_sglang_accept_rejects(path, num_accepted, bonus, options):
     result = AcceptResult(ints([*path, -1, -1, -1]), ints(num_accepted), ints(bonus))
-    with pytest.raises(error, match=message):
-        to_sglang_accept(result, T6, **options)
+    to_sglang_accept(result, T6, **options)
 
 
 def test_to_sglang_accept_rejects_results_of_other_trees():
@@ -134,28 +131,24 @@ def test_to_sglang_accept_rejects_results_of_other_trees():
         to_sglang_accept(T6, T6)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"accept_index": ints([[0, 3, -1]])}, ArgumentError, "`accept_index` holds 2 rows"),
-        ({"accept_token_num": ints([3])}, ArgumentError, r"`accept_token_num`\[0\] is 3.*counts_bonus=False"),
-        ({"accept_token_num": ints([-1]), "accept_index": ints([[-1, -1, -1]])}, ArgumentError, "holds 0 rows"),
-        ({"accept_index": ints([[6, 9, 11]])}, ArgumentError, "expected 0 .the root. and then ascending rows below 6"),
-        ({"accept_index": ints([[0, 5, 3]])}, ArgumentError, "ascending"),
-        ({"accept_index": ints([[0, 3, 3]])}, ArgumentError, "ascending"),
-        ({"accept_index": ints([[0, -1, 5]])}, ArgumentError, "`accept_index` holds 2 rows"),
-        ({"accept_index": ints([[0, -1, 5]]), "accept_token_num": ints([1])}, ArgumentError, "ascending"),
-        ({"predicts": ints([11, 0, 0, 20, 0, -1])}, ArgumentError, r"holds \[11, 20, -1\] along request 0"),
-        ({"predicts": ints([11, 0, 0, 20, 0, 2**31], np.int64)}, UnsupportedError, "outside int32"),
-        ({"predicts": ints([11, 0, 0, 20, 0])}, ShapeError, "expected"),
-        ({"predicts": ints([12, 0, 0, 20, 0, 9])}, ArgumentError, "does not hold the tokens of its path"),
-        ({"accept_index": ints([[0, 1, 5]])}, ArgumentError, "accepts node 5 after 1"),
-        ({"accept_index": ints([[0, 3, 5]], np.float32)}, DTypeError, "int32 or int64"),
-        ({"draft_token_num": 3}, ShapeError, "expected"),
-        ({"tree": batch_of(([7], [-1]))}, ShapeError, "`tree` is"),
-    ],
+@rejects(
+    (ArgumentError, "`accept_index` holds 2 rows", {"accept_index": ints([[0, 3, -1]])}),
+    (ArgumentError, r"`accept_token_num`\[0\] is 3.*counts_bonus=False", {"accept_token_num": ints([3])}),
+    (ArgumentError, "holds 0 rows", {"accept_token_num": ints([-1]), "accept_index": ints([[-1, -1, -1]])}),
+    (ArgumentError, "expected 0 .the root. and then ascending rows below 6", {"accept_index": ints([[6, 9, 11]])}),
+    (ArgumentError, "ascending", {"accept_index": ints([[0, 5, 3]])}),
+    (ArgumentError, "ascending", {"accept_index": ints([[0, 3, 3]])}),
+    (ArgumentError, "`accept_index` holds 2 rows", {"accept_index": ints([[0, -1, 5]])}),
+    (ArgumentError, "ascending", {"accept_index": ints([[0, -1, 5]]), "accept_token_num": ints([1])}),
+    (ArgumentError, r"holds \[11, 20, -1\] along request 0", {"predicts": ints([11, 0, 0, 20, 0, -1])}),
+    (UnsupportedError, "outside int32", {"predicts": ints([11, 0, 0, 20, 0, 2**31], np.int64)}),
+    (ShapeError, "expected", {"predicts": ints([11, 0, 0, 20, 0])}),
+    (ArgumentError, "does not hold the tokens of its path", {"predicts": ints([12, 0, 0, 20, 0, 9])}),
+    (ArgumentError, "accepts node 5 after 1", {"accept_index": ints([[0, 1, 5]])}),
+    (DTypeError, "int32 or int64", {"accept_index": ints([[0, 3, 5]], np.float32)}),
+    (ShapeError, "expected", {"draft_token_num": 3}),
+    (ShapeError, "`tree` is", {"tree": batch_of(([7], [-1]))}),
 )
-def test_from_sglang_accept_rejects(changes, error, message):
+def test_from_sglang_accept_rejects(changes):
     arguments = to_sglang_accept(T6_RESULT, T6, num_spec_step=3) | {"draft_token_num": 6, "tree": T6} | changes
-    with pytest.raises(error, match=message):
-        from_sglang_accept(**arguments)
+    from_sglang_accept(**arguments)

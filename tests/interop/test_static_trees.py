@@ -1,6 +1,5 @@
 """Static trees as rank paths: Medusa's choices and vLLM's former string."""
 
-import ast
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from ddtree_cupy.interop import from_medusa_choices, from_vllm_token_tree, to_me
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import candidate_tables, draft_trees
 from tests.interop.cases import CANDIDATES, PARENTS, PATHS, ROOT, T6, TOKENS, batch_of, with_candidates
+from tests.refusals import rejects
 
 MANY = 10**6
 trees = draft_trees(batched=False, min_nodes=2, inactive=False, max_nodes=40)
@@ -117,107 +117,84 @@ def test_one_static_tree_serves_a_batch_of_candidates():
     assert from_vllm_token_tree("[(0,)]", tables, root_token_ids=5).token_ids.tolist() == [[5, 10], [5, 10]]
 
 
-STAR = DraftTree.from_parents(np.arange(12), [-1] + [0] * 11)
+STAR, LONE = DraftTree.from_parents(np.arange(12), [-1] + [0] * 11), DraftTree.from_parents([7], [-1])
+DEEP = DraftTree.from_parents([7, 10, 20, 30], [-1, 0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: to_medusa_choices(STAR, in_order=True),
-            UnsupportedError,
-            "node 11 has rank 10 at depth 1, but a head offers 10",
-        ),
-        (
-            lambda: to_medusa_choices(T6, CANDIDATES, num_heads=1),
-            UnsupportedError,
-            "node 2 lies at depth 2, deeper than 1 heads",
-        ),
-        (lambda: to_medusa_choices(T6.with_batch()), UnsupportedError, "one static tree that all requests share"),
-        (lambda: to_vllm_token_tree(T6.with_batch()), UnsupportedError, "one static tree"),
-        (
-            lambda: to_medusa_choices(DraftTree.from_parents([7], [-1])),
-            UnsupportedError,
-            "1 nodes.*at least one besides",
-        ),
-        (lambda: to_vllm_token_tree(DraftTree.from_parents([7], [-1])), UnsupportedError, "at least one besides"),
-        (lambda: to_medusa_choices(STAR, CANDIDATES), UnsupportedError, "token 1, which is not among the 3 candidates"),
-        (
-            lambda: to_medusa_choices(DraftTree.from_parents([7, 10, 20, 30], [-1, 0, 1, 2]), CANDIDATES),
-            UnsupportedError,
-            "node 3 has token 30, which is not among the 0 candidates of depth 3",
-        ),
-        (lambda: to_medusa_choices(T6, CANDIDATES.with_batch()), ShapeError, "`candidates` has a request axis"),
-        (lambda: to_medusa_choices(T6, top_k=0), ArgumentError, "top_k"),
-        (lambda: to_medusa_choices([[0]]), DTypeError, "`tree` is list"),
-        (lambda: to_medusa_choices(T6, [10]), DTypeError, "`candidates` is list"),
-    ],
+@rejects(
+    (UnsupportedError, "node 11 has rank 10 at depth 1, but a head offers 10", STAR, None, {"in_order": True}),
+    (UnsupportedError, "node 2 lies at depth 2, deeper than 1 heads", T6, CANDIDATES, {"num_heads": 1}),
+    (UnsupportedError, "one static tree that all requests share", T6.with_batch(), None, {}),
+    (UnsupportedError, "1 nodes.*at least one besides", LONE, None, {}),
+    (UnsupportedError, "token 1, which is not among the 3 candidates", STAR, CANDIDATES, {}),
+    (UnsupportedError, "node 3 has token 30, which is not among the 0 candidates of depth 3", DEEP, CANDIDATES, {}),
+    (ShapeError, "`candidates` has a request axis", T6, CANDIDATES.with_batch(), {}),
+    (ArgumentError, "top_k", T6, None, {"top_k": 0}),
+    (DTypeError, "`tree` is list", [[0]], None, {}),
+    (DTypeError, "`candidates` is list", T6, [10], {}),
 )
-def test_to_paths_rejects(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_to_medusa_choices_rejects(tree, candidates, options):
+    to_medusa_choices(tree, candidates, **options)
 
 
-@pytest.mark.parametrize(
-    ("choices", "error", "message"),
-    [
-        ([], ArgumentError, "is empty"),
-        ([[]], ArgumentError, "the root is not listed"),
-        ([[0], [0]], ArgumentError, r"path \(0,\) twice"),
-        ([[0, 0]], ArgumentError, r"path \(0, 0\) of `choices` lacks its parent \(0,\)"),
-        ([[-1]], ArgumentError, "rank below 0"),
-        ([[0.0]], DTypeError, "something else than integers"),
-        ([[True]], DTypeError, "something else than integers"),
-        ([0], DTypeError, "expected paths such as"),
-        ([[3]], UnsupportedError, "needs candidate 3 at depth 1, but `candidates` has 3 at each of 2 depths"),
-        ([[0], [0, 0], [0, 0, 0]], UnsupportedError, "at depth 3, but"),
-    ],
+@rejects(
+    (UnsupportedError, "one static tree", T6.with_batch()),
+    (UnsupportedError, "at least one besides", LONE),
+    (UnsupportedError, "ranks of its tokens are unknown", T6),
 )
-def test_from_paths_rejects(choices, error, message):
-    with pytest.raises(error, match=message):
-        from_medusa_choices(choices, CANDIDATES, root_token_ids=ROOT)
-    text = str([tuple(path) if isinstance(path, list) else path for path in choices])
-    with pytest.raises(error, match=message.replace("choices", "text")):
-        from_vllm_token_tree(text, CANDIDATES, root_token_ids=ROOT)
+def test_to_vllm_token_tree_rejects(tree):
+    to_vllm_token_tree(tree)
 
 
-def test_from_medusa_choices_rejects_children_before_parents_in_the_given_order():
-    with pytest.raises(ArgumentError, match=r"path \(0, 0\) comes before its parent \(0,\)"):
-        from_medusa_choices([[0, 0], [0]], CANDIDATES, root_token_ids=ROOT, order="given")
-    with pytest.raises(ArgumentError, match="`order`"):
-        from_medusa_choices([[0]], CANDIDATES, root_token_ids=ROOT, order="depth")
+def as_text(choices):
+    return str([tuple(path) if isinstance(path, list) else path for path in choices])
 
 
-def test_from_paths_rejects_missing_candidates_and_bad_roots():
-    ids, logits = CANDIDATES.token_ids.copy(), CANDIDATES.logits.copy()
-    ids[1, 1:], logits[1, 1:] = -1, -np.inf
-    short = replace(CANDIDATES, token_ids=ids, logits=logits)
-    with pytest.raises(UnsupportedError, match=r"request 0 has no candidate for path \(0, 1\)"):
-        from_medusa_choices(PATHS, short, root_token_ids=ROOT)
-    for root, error in ((-1, ArgumentError), (7.0, DTypeError), ([7], ShapeError), ([7, 7], ShapeError)):
-        with pytest.raises(error, match="root_token_ids"):
-            from_medusa_choices([[0]], CANDIDATES, root_token_ids=root)
-    with pytest.raises(DTypeError, match="`candidates`"):
-        from_medusa_choices([[0]], ids, root_token_ids=ROOT)
+IDS = CANDIDATES.token_ids
+SHORT_IDS, SHORT_LOGITS = IDS.copy(), CANDIDATES.logits.copy()
+SHORT_IDS[1, 1:], SHORT_LOGITS[1, 1:] = -1, -np.inf
+SHORT = replace(CANDIDATES, token_ids=SHORT_IDS, logits=SHORT_LOGITS)
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("[(0), (0, 0)]", DTypeError, r"holds 0, expected paths such as \(0,\)"),
-        ("[(0,", ArgumentError, "not a Python literal"),
-        ("__import__('os')", ArgumentError, "not a Python literal"),
-        ("{(0,): 1}", ArgumentError, "is a dict, expected a list of tuples"),
-        ("[" * 10000, ArgumentError, "not a Python literal"),
-        (["(0,)"], DTypeError, "expected str"),
-    ],
+@pytest.mark.parametrize("form", ["choices", "text"])
+@rejects(
+    (ArgumentError, "is empty", [], {}),
+    (ArgumentError, "the root is not listed", [[]], {}),
+    (ArgumentError, r"path \(0,\) twice", [[0], [0]], {}),
+    (ArgumentError, r"path \(0, 0\) of `(choices|text)` lacks its parent \(0,\)", [[0, 0]], {}),
+    (ArgumentError, "rank below 0", [[-1]], {}),
+    (DTypeError, "something else than integers", [[0.0]], {}),
+    (DTypeError, "something else than integers", [[True]], {}),
+    (DTypeError, "expected paths such as", [0], {}),
+    (UnsupportedError, "needs candidate 3 at depth 1, but `candidates` has 3 at each of 2 depths", [[3]], {}),
+    (UnsupportedError, "at depth 3, but", [[0], [0, 0], [0, 0, 0]], {}),
+    (UnsupportedError, r"request 0 has no candidate for path \(0, 1\)", PATHS, {"candidates": SHORT}),
+    (ArgumentError, "root_token_ids", [[0]], {"root_token_ids": -1}),
+    (DTypeError, "root_token_ids", [[0]], {"root_token_ids": 7.0}),
+    (ShapeError, "root_token_ids", [[0]], {"root_token_ids": [7]}),
+    (ShapeError, "root_token_ids", [[0]], {"root_token_ids": [7, 7]}),
+    (DTypeError, "`candidates`", [[0]], {"candidates": IDS}),
 )
-def test_from_vllm_token_tree_rejects_text(text, error, message):
-    with pytest.raises(error, match=message):
-        from_vllm_token_tree(text, CANDIDATES, root_token_ids=ROOT)
+def test_from_paths_rejects(choices, options, form):
+    convert, paths = (from_medusa_choices, choices) if form == "choices" else (from_vllm_token_tree, as_text(choices))
+    convert(paths, **{"candidates": CANDIDATES, "root_token_ids": ROOT, **options})
 
 
-def test_the_string_is_a_literal_of_tuples():
-    assert ast.literal_eval(to_vllm_token_tree(T6, CANDIDATES, require_uniform=False)) == sorted(
-        map(tuple, PATHS), key=lambda p: (len(p), p)
-    )
+@rejects(
+    (ArgumentError, r"path \(0, 0\) comes before its parent \(0,\)", [[0, 0], [0]], "given"),
+    (ArgumentError, "`order`", [[0]], "depth"),
+)
+def test_from_medusa_choices_rejects_orders(choices, order):
+    from_medusa_choices(choices, CANDIDATES, root_token_ids=ROOT, order=order)
+
+
+@rejects(
+    (DTypeError, r"holds 0, expected paths such as \(0,\)", "[(0), (0, 0)]"),
+    (ArgumentError, "not a Python literal", "[(0,"),
+    (ArgumentError, "not a Python literal", "__import__('os')"),
+    (ArgumentError, "is a dict, expected a list of tuples", "{(0,): 1}"),
+    (ArgumentError, "not a Python literal", "[" * 10000),
+    (DTypeError, "expected str", ["(0,)"]),
+)
+def test_from_vllm_token_tree_rejects_text(text):
+    from_vllm_token_tree(text, CANDIDATES, root_token_ids=ROOT)

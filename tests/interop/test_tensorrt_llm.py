@@ -11,6 +11,7 @@ from ddtree_cupy.interop import from_tensorrt_llm, from_tensorrt_llm_mask, to_te
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import draft_trees, visibilities
 from tests.interop.cases import DEPTHS, PARENTS, SEES, T6, TOKENS, WORDS, assert_same_masks, batch_of, batched, ints
+from tests.refusals import rejects
 
 OFFSETS, LENGTHS, MASK = (
     "spec_decoding_position_offsets",
@@ -96,58 +97,39 @@ def test_stale_rows_and_bits_beyond_the_length_are_ignored():
     assert_same_masks(from_tensorrt_llm_mask(mask, lens), T6)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: to_tensorrt_llm_mask(T6, max_nodes=5),
-            ArgumentError,
-            "`max_nodes` is 5, expected an integer at least 6",
-        ),
-        (lambda: to_tensorrt_llm_mask(T6, max_nodes=33, words=1), ArgumentError, "`words` is 1"),
-        (lambda: from_tensorrt_llm_mask(np.zeros((1, 6, 1), np.int64), ints([6])), DTypeError, "int32 or uint32"),
-        (lambda: from_tensorrt_llm_mask(np.zeros((1, 6, 1), np.int32), ints([7])), ArgumentError, "at most 6 nodes"),
-        (lambda: from_tensorrt_llm_mask(np.zeros((1, 6, 1), np.int32), ints([-1])), ArgumentError, "at least 0"),
-        (lambda: from_tensorrt_llm_mask(np.zeros((2, 6, 1), np.int32), ints([6])), ShapeError, "expected"),
-        (
-            lambda: from_tensorrt_llm_mask(np.zeros((1, 40, 1), np.int32), ints([33])),
-            ShapeError,
-            "at least 2 for 33 nodes",
-        ),
-        (lambda: from_tensorrt_llm_mask(np.zeros((5, 1), np.int32), ints([2, 4])), ShapeError, r"5 rows, expected 6"),
-        (lambda: from_tensorrt_llm_mask(np.zeros((6, 1), np.int32), ints([6]), capacity=5), ArgumentError, "capacity"),
-        (lambda: from_tensorrt_llm_mask(np.zeros(6, np.int32), ints([6])), ShapeError, "expected"),
-        (lambda: from_tensorrt_llm_mask([[1]], ints([1])), DTypeError, "NumPy"),
-    ],
+@rejects(
+    (ArgumentError, "`max_nodes` is 5, expected an integer at least 6", lambda: to_tensorrt_llm_mask(T6, max_nodes=5)),
+    (ArgumentError, "`words` is 1", lambda: to_tensorrt_llm_mask(T6, max_nodes=33, words=1)),
+    (DTypeError, "int32 or uint32", lambda: from_tensorrt_llm_mask(np.zeros((1, 6, 1), np.int64), ints([6]))),
+    (ArgumentError, "at most 6 nodes", lambda: from_tensorrt_llm_mask(np.zeros((1, 6, 1), np.int32), ints([7]))),
+    (ArgumentError, "at least 0", lambda: from_tensorrt_llm_mask(np.zeros((1, 6, 1), np.int32), ints([-1]))),
+    (ShapeError, "expected", lambda: from_tensorrt_llm_mask(np.zeros((2, 6, 1), np.int32), ints([6]))),
+    (ShapeError, "at least 2 for 33 nodes", lambda: from_tensorrt_llm_mask(np.zeros((1, 40, 1), np.int32), ints([33]))),
+    (ShapeError, r"5 rows, expected 6", lambda: from_tensorrt_llm_mask(np.zeros((5, 1), np.int32), ints([2, 4]))),
+    (ArgumentError, "capacity", lambda: from_tensorrt_llm_mask(np.zeros((6, 1), np.int32), ints([6]), capacity=5)),
+    (ShapeError, "expected", lambda: from_tensorrt_llm_mask(np.zeros(6, np.int32), ints([6]))),
+    (DTypeError, "NumPy", lambda: from_tensorrt_llm_mask([[1]], ints([1]))),
 )
-def test_tensorrt_llm_masks_reject(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+def test_tensorrt_llm_masks_reject(call):
+    call()
 
 
-@pytest.mark.parametrize(
-    ("changes", "tokens", "error", "message"),
-    [
-        (
-            {OFFSETS: np.arange(6, dtype=np.int32)[None]},
-            TOKENS,
-            ArgumentError,
-            "node 2.* is 2|node 3 of request 0 is 3, expected its depth 1",
-        ),
-        ({OFFSETS: ints([[0, 1]])}, TOKENS, ShapeError, "expected"),
-        ({LENGTHS: ints([5])}, TOKENS[:4], ShapeError, r"`token_ids` is \(1, 4\), expected at least 5 tokens"),
-        ({}, [7, 10, 20, 10, 21, 20], ArgumentError, "distinct tokens"),
-        (
-            {MASK: to_tensorrt_llm_mask(Visibility.from_dense(SEES | np.eye(6, k=2, dtype=bool)))[0]},
-            TOKENS,
-            UnsupportedError,
-            "no tree",
-        ),
-        ({MASK: ints(WORDS).reshape(6, 1)}, TOKENS, ShapeError, "expected"),
-    ],
+NO_TREE, _ = to_tensorrt_llm_mask(Visibility.from_dense(SEES | np.eye(6, k=2, dtype=bool)))
+CHAIN_OFFSETS = np.arange(6, dtype=np.int32)[None]
+
+
+@rejects(
+    (ArgumentError, "node 3 of request 0 is 3, expected its depth 1", {OFFSETS: CHAIN_OFFSETS}, TOKENS),
+    (ShapeError, "expected", {OFFSETS: ints([[0, 1]])}, TOKENS),
+    (ShapeError, r"`token_ids` is \(1, 4\), expected at least 5 tokens", {LENGTHS: ints([5])}, TOKENS[:4]),
+    (ArgumentError, "distinct tokens", {}, [7, 10, 20, 10, 21, 20]),
+    (UnsupportedError, "no tree", {MASK: NO_TREE}, TOKENS),
+    (ShapeError, "expected", {MASK: ints(WORDS).reshape(6, 1)}, TOKENS),
 )
-def test_from_tensorrt_llm_rejects(changes, tokens, error, message):
-    with pytest.raises(error, match=message):
-        from_tensorrt_llm(to_tensorrt_llm(T6) | changes, ints([tokens]))
+def test_from_tensorrt_llm_rejects(changes, tokens):
+    from_tensorrt_llm(to_tensorrt_llm(T6) | changes, ints([tokens]))
+
+
+def test_from_tensorrt_llm_rejects_missing_arrays():
     with pytest.raises(ArgumentError, match="lacks spec_decoding_packed_mask, spec_decoding_position_offsets"):
-        from_tensorrt_llm({LENGTHS: 0}, ints([tokens]))
+        from_tensorrt_llm({LENGTHS: 0}, ints([TOKENS]))

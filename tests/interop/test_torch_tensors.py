@@ -14,6 +14,7 @@ from ddtree_cupy.interop import from_torch, to_torch
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import candidate_tables, draft_trees, paged_caches, visibilities
 from tests.interop.cases import T6, ints
+from tests.refusals import rejects
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -66,70 +67,6 @@ def test_host_integers_pass_through():
     assert from_torch(tensors, PagedKV).ckv.strides == kv.ckv.strides
 
 
-def read_only():
-    array = np.zeros(3)
-    array.flags.writeable = False
-    return array
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (read_only(), LayoutError, "read-only"),
-        (np.arange(4)[::-1], LayoutError, "no negative ones"),
-        (np.zeros(12, np.uint8)[1:9].view(np.int32), LayoutError, "not aligned"),
-        (np.zeros(3, np.dtype(np.int32).newbyteorder()), DTypeError, "cannot be shared.*byte order"),
-        (np.zeros(3, "U4"), DTypeError, "cannot be shared"),
-        (np.zeros(3, ml_dtypes.float8_e4m3fn), DTypeError, "cannot be shared"),
-        ([1, 2], DTypeError, "`value` is list"),
-        (torch.zeros(3), DTypeError, "`value` is Tensor"),
-    ],
-)
-def test_to_torch_rejects(value, error, message):
-    with pytest.raises(error, match=message):
-        to_torch(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        (torch.zeros(3, requires_grad=True), LayoutError, r"requires grad.*detach"),
-        (torch.zeros(3, device="meta"), LayoutError, "is on meta; pass xp=cupy"),
-        (torch.zeros(3).to_sparse(), LayoutError, "cannot be shared"),
-        (torch.zeros(3, dtype=torch.complex64).conj(), LayoutError, "cannot be shared"),
-        (torch.zeros(3, dtype=torch.float8_e4m3fn), LayoutError, "cannot be shared"),
-        (np.zeros(3), DTypeError, "`value` is ndarray, expected a torch tensor"),
-    ],
-)
-def test_from_torch_rejects(value, error, message):
-    with pytest.raises(error, match=message):
-        from_torch(value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"parents": None}, ArgumentError, "expected the fields of DraftTree"),
-        ({"extra": torch.zeros(1)}, ArgumentError, "extra, expected the fields of DraftTree"),
-        ({"depths": torch.tensor([0, 1, 2, 1, 2, 2])}, DTypeError, "`depths` has dtype int64, expected int32"),
-        ({"depths": torch.tensor([0, 1, 2, 3, 4, 5], dtype=torch.int32)}, ArgumentError, "follows from `parents`"),
-        ({"depths": ints([0])}, DTypeError, "expected a torch tensor"),
-    ],
-)
-def test_from_torch_rejects_fields(changes, error, message):
-    tensors = to_torch(T6) | changes
-    if "parents" in changes:
-        del tensors["parents"]
-    with pytest.raises(error, match=message):
-        from_torch(tensors, DraftTree)
-
-
-def test_from_torch_rejects_what_is_no_container():
-    for value, kind in ((torch.zeros(1), DraftTree), ({}, dict), ({}, int), ({}, "DraftTree"), ({}, T6)):
-        with pytest.raises(DTypeError, match="expected a container class"):
-            from_torch(value, kind)
-
-
 @dataclass
 class Other:
     """A dataclass that is no container."""
@@ -137,27 +74,71 @@ class Other:
     token_ids: object
 
 
-def test_other_dataclasses_are_no_containers():
-    with pytest.raises(DTypeError, match=r"expected a container class \(AcceptResult, Candidates, DraftTree"):
-        from_torch({"token_ids": torch.zeros(1)}, Other)
-    with pytest.raises(DTypeError, match="`value` is Other"):
-        to_torch(Other(ints([1])))
+def read_only():
+    array = np.zeros(3)
+    array.flags.writeable = False
+    return array
 
 
-@pytest.mark.parametrize("field", ["token_ids", "parents", "num_nodes"])
-def test_from_torch_rejects_integers_and_none_where_arrays_belong(field):
-    for value in (5, None):
-        with pytest.raises(DTypeError, match=f"`{field}`"):
-            from_torch(to_torch(T6) | {field: value}, DraftTree)
-    kv = to_torch(PagedKV.allocate(8, page_size=4, head_dim_ckv=2, head_dim_kpe=2))
-    for value in (None, torch.tensor(8)):
-        with pytest.raises(DTypeError, match=r"`max_context` is .*, expected an integer"):
-            from_torch(kv | {"max_context": value}, PagedKV)
+@rejects(
+    (LayoutError, "read-only", read_only()),
+    (LayoutError, "no negative ones", np.arange(4)[::-1]),
+    (LayoutError, "not aligned", np.zeros(12, np.uint8)[1:9].view(np.int32)),
+    (DTypeError, "cannot be shared.*byte order", np.zeros(3, np.dtype(np.int32).newbyteorder())),
+    (DTypeError, "cannot be shared", np.zeros(3, "U4")),
+    (DTypeError, "cannot be shared", np.zeros(3, ml_dtypes.float8_e4m3fn)),
+    (DTypeError, "`value` is list", [1, 2]),
+    (DTypeError, "`value` is Tensor", torch.zeros(3)),
+    (DTypeError, "`value` is Other", Other(ints([1]))),
+)
+def test_to_torch_rejects(value):
+    to_torch(value)
 
 
-def test_from_torch_rejects_names_that_are_no_strings():
-    with pytest.raises(ArgumentError, match="`value` has 1, x, expected the fields of Visibility"):
-        from_torch({1: torch.zeros(1), "x": torch.zeros(1)}, Visibility)
+@rejects(
+    (LayoutError, r"requires grad.*detach", torch.zeros(3, requires_grad=True)),
+    (LayoutError, "is on meta; pass xp=cupy", torch.zeros(3, device="meta")),
+    (LayoutError, "cannot be shared", torch.zeros(3).to_sparse()),
+    (LayoutError, "cannot be shared", torch.zeros(3, dtype=torch.complex64).conj()),
+    (LayoutError, "cannot be shared", torch.zeros(3, dtype=torch.float8_e4m3fn)),
+    (DTypeError, "`value` is ndarray, expected a torch tensor", np.zeros(3)),
+)
+def test_from_torch_rejects(value):
+    from_torch(value)
+
+
+TREE = to_torch(T6)
+WITHOUT_PARENTS = {name: tensor for name, tensor in TREE.items() if name != "parents"}
+KV = to_torch(PagedKV.allocate(8, page_size=4, head_dim_ckv=2, head_dim_kpe=2))
+CHAIN = torch.tensor([0, 1, 2, 3, 4, 5], dtype=torch.int32)
+
+
+@rejects(
+    (ArgumentError, "expected the fields of DraftTree", WITHOUT_PARENTS, DraftTree),
+    (ArgumentError, "extra, expected the fields of DraftTree", TREE | {"extra": torch.zeros(1)}, DraftTree),
+    (ArgumentError, "`value` has 1, x, expected the fields of Visibility", {1: CHAIN, "x": CHAIN}, Visibility),
+    (DTypeError, "`depths` has dtype int64, expected int32", TREE | {"depths": CHAIN.long()}, DraftTree),
+    (ArgumentError, "follows from `parents`", TREE | {"depths": CHAIN}, DraftTree),
+    (DTypeError, "expected a torch tensor", TREE | {"depths": ints([0])}, DraftTree),
+    *(
+        (DTypeError, f"`{field}`", TREE | {field: value}, DraftTree)
+        for field in ("token_ids", "parents", "num_nodes")
+        for value in (5, None)
+    ),
+    *(
+        (DTypeError, r"`max_context` is .*, expected an integer", KV | {"max_context": value}, PagedKV)
+        for value in (None, torch.tensor(8))
+    ),
+    *(
+        (DTypeError, r"expected a container class \(AcceptResult, Candidates, DraftTree", value, kind)
+        for value, kind in (
+            *((CHAIN, DraftTree), ({"token_ids": CHAIN}, Other)),
+            *(({}, kind) for kind in (dict, int, "DraftTree", T6)),
+        )
+    ),
+)
+def test_from_torch_rejects_fields(tensors, kind):
+    from_torch(tensors, kind)
 
 
 def test_accept_results_go_to_torch_too():

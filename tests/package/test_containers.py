@@ -14,6 +14,7 @@ from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, ShapeErro
 from ddtree_cupy.testing import assert_identical, unchanged
 from ddtree_cupy.testing.strategies import candidate_tables, draft_trees, paged_caches, seeds, visibilities
 from tests.oracles import ancestors, dense_visibility, gather, packed_visibility
+from tests.refusals import rejects
 
 # The toy tree T6.
 T6_TOKENS = [9, 10, 20, 11, 21, 20]
@@ -127,37 +128,33 @@ class NotOnHost:
         raise TypeError("implicit conversion is not allowed")
 
 
-@pytest.mark.parametrize(
-    ("token_ids", "parents", "error", "named"),
-    [
-        ([1, 2], [-1, 1], ArgumentError, "parents"),
-        ([1, 2, 3], [-1, 2, 0], ArgumentError, "parents"),
-        ([1, 2, 3], [0, 0, 0], ArgumentError, "parents"),
-        ([1, 2, 3], [-1, -2, 0], ArgumentError, "parents"),
-        ([1, 2, 3, 4], [-1, 0, -1, 0], ArgumentError, "parents"),
-        ([1, 2, -1], [-1, 0, 0], ArgumentError, "token_ids"),
-        ([1, -2, 3], [-1, 0, 0], ArgumentError, "token_ids"),
-        ([1, 5, 5], [-1, 0, 0], ArgumentError, "repeats token 5"),
-        ([1, 2], [-1, 0, 0], ShapeError, "parents"),
-        ([[[1]]], [[[-1]]], ShapeError, "parents"),
-        (3, -1, ShapeError, "parents"),
-        ([1.0, 2.0], [-1, 0], DTypeError, "token_ids"),
-        ([1, 2], [-1.0, 0.0], DTypeError, "parents"),
-        ([True, False], [-1, 0], DTypeError, "token_ids"),
-        ([1, 2**31], [-1, 0], ArgumentError, "token_ids"),
-        ([[1], [2, 3]], [[-1], [-1, 0]], ShapeError, "from_parents: `token_ids` is ragged, expected lists of equal"),
-        ([1, 2], [[-1], 0], ShapeError, "from_parents: `parents` is ragged"),
-        ([1, 2**70], [-1, 0], DTypeError, "token_ids"),
-        (["a", "b"], [-1, 0], DTypeError, "token_ids"),
-        (np.ma.masked_array([1, 2]), [-1, 0], DTypeError, "from_parents: `token_ids` is a masked array"),
-        ([1, 2], np.ma.masked_array([-1, 0]), DTypeError, "from_parents: `parents` is a masked array"),
-        (np.ones((1, 1), int).view(np.matrix), [[-1]], DTypeError, "from_parents: `token_ids` is a numpy.matrix"),
-        (NotOnHost(), [-1, 0], DTypeError, "from_parents: `token_ids` is NotOnHost.*on the host"),
-    ],
+@rejects(
+    (ArgumentError, "parents", [1, 2], [-1, 1]),
+    (ArgumentError, "parents", [1, 2, 3], [-1, 2, 0]),
+    (ArgumentError, "parents", [1, 2, 3], [0, 0, 0]),
+    (ArgumentError, "parents", [1, 2, 3], [-1, -2, 0]),
+    (ArgumentError, "parents", [1, 2, 3, 4], [-1, 0, -1, 0]),
+    (ArgumentError, "token_ids", [1, 2, -1], [-1, 0, 0]),
+    (ArgumentError, "token_ids", [1, -2, 3], [-1, 0, 0]),
+    (ArgumentError, "repeats token 5", [1, 5, 5], [-1, 0, 0]),
+    (ShapeError, "parents", [1, 2], [-1, 0, 0]),
+    (ShapeError, "parents", [[[1]]], [[[-1]]]),
+    (ShapeError, "parents", 3, -1),
+    (DTypeError, "token_ids", [1.0, 2.0], [-1, 0]),
+    (DTypeError, "parents", [1, 2], [-1.0, 0.0]),
+    (DTypeError, "token_ids", [True, False], [-1, 0]),
+    (ArgumentError, "token_ids", [1, 2**31], [-1, 0]),
+    (ShapeError, "from_parents: `token_ids` is ragged, expected lists of equal", [[1], [2, 3]], [[-1], [-1, 0]]),
+    (ShapeError, "from_parents: `parents` is ragged", [1, 2], [[-1], 0]),
+    (DTypeError, "token_ids", [1, 2**70], [-1, 0]),
+    (DTypeError, "token_ids", ["a", "b"], [-1, 0]),
+    (DTypeError, "from_parents: `token_ids` is a masked array", np.ma.masked_array([1, 2]), [-1, 0]),
+    (DTypeError, "from_parents: `parents` is a masked array", [1, 2], np.ma.masked_array([-1, 0])),
+    (DTypeError, "from_parents: `token_ids` is a numpy.matrix", np.ones((1, 1), int).view(np.matrix), [[-1]]),
+    (DTypeError, "from_parents: `token_ids` is NotOnHost.*on the host", NotOnHost(), [-1, 0]),
 )
-def test_from_parents_rejects(token_ids, parents, error, named):
-    with pytest.raises(error, match=named):
-        DraftTree.from_parents(token_ids, parents)
+def test_from_parents_rejects(token_ids, parents):
+    DraftTree.from_parents(token_ids, parents)
 
 
 def test_from_parents_never_writes():
@@ -352,39 +349,31 @@ def test_paged_kv_allocate_covers_the_capacity(capacity):
     assert PagedKV.allocate(capacity, batch=0, head_dim_ckv=4, head_dim_kpe=2).validate().is_batched
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "named"),
-    [
-        ({"capacity": -1}, ArgumentError, "capacity"),
-        ({"capacity": 1.5}, DTypeError, "capacity"),
-        ({"capacity": 4, "page_size": 0}, ArgumentError, "page_size"),
-        ({"capacity": 4, "batch": -1}, ArgumentError, "batch"),
-        ({"capacity": 4, "head_dim_ckv": -1}, ArgumentError, "head_dim_ckv"),
-    ],
+@rejects(
+    (ArgumentError, "capacity", {"capacity": -1}),
+    (DTypeError, "capacity", {"capacity": 1.5}),
+    (ArgumentError, "page_size", {"capacity": 4, "page_size": 0}),
+    (ArgumentError, "batch", {"capacity": 4, "batch": -1}),
+    (ArgumentError, "head_dim_ckv", {"capacity": 4, "head_dim_ckv": -1}),
 )
-def test_paged_kv_allocate_rejects(arguments, error, named):
-    with pytest.raises(error, match=named):
-        PagedKV.allocate(**arguments)
+def test_paged_kv_allocate_rejects(arguments):
+    PagedKV.allocate(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "named"),
-    [
-        ({"kpe": np.ones((4, 2), np.float32)}, ShapeError, "kpe"),
-        ({"kpe": np.ones((3, 2), np.float16)}, DTypeError, "kpe"),
-        ({"ckv": np.ones(3, np.float32), "kpe": np.ones(3, np.float32)}, ShapeError, "ckv"),
-        ({"page_size": 0}, ArgumentError, "page_size"),
-        ({"capacity": 2}, ArgumentError, "capacity"),
-        ({"context_lens": 4}, ArgumentError, "context_lens"),
-        ({"context_lens": -1}, ArgumentError, "context_lens"),
-        ({"context_lens": [1]}, ArgumentError, "context_lens"),
-        ({"context_lens": [[1], 2]}, ShapeError, "context_lens"),
-    ],
+@rejects(
+    (ShapeError, "kpe", {"kpe": np.ones((4, 2), np.float32)}),
+    (DTypeError, "kpe", {"kpe": np.ones((3, 2), np.float16)}),
+    (ShapeError, "ckv", {"ckv": np.ones(3, np.float32), "kpe": np.ones(3, np.float32)}),
+    (ArgumentError, "page_size", {"page_size": 0}),
+    (ArgumentError, "capacity", {"capacity": 2}),
+    (ArgumentError, "context_lens", {"context_lens": 4}),
+    (ArgumentError, "context_lens", {"context_lens": -1}),
+    (ArgumentError, "context_lens", {"context_lens": [1]}),
+    (ShapeError, "context_lens", {"context_lens": [[1], 2]}),
 )
-def test_paged_kv_from_dense_rejects(changes, error, named):
+def test_paged_kv_from_dense_rejects(changes):
     arguments = {"ckv": np.ones((3, 4), np.float32), "kpe": np.ones((3, 2), np.float32), **changes}
-    with pytest.raises(error, match=named):
-        PagedKV.from_dense(arguments.pop("ckv"), arguments.pop("kpe"), **arguments)
+    PagedKV.from_dense(arguments.pop("ckv"), arguments.pop("kpe"), **arguments)
 
 
 def _cache(**changes):
@@ -422,26 +411,22 @@ def test_paged_kv_validate_judges_the_page_table(table, legal):
             kv.validate()
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "named"),
-    [
-        ({"context_lens": int32(5, 13)}, ArgumentError, "context_lens"),
-        ({"context_lens": int32(-1, 9)}, ArgumentError, "context_lens"),
-        ({"max_context": 8}, ArgumentError, "context_lens"),
-        ({"context_lens": int32(5)}, ShapeError, "context_lens"),
-        ({"context_lens": np.array([5, 9])}, DTypeError, "context_lens"),
-        ({"page_table": np.zeros((2, 3), np.int64)}, DTypeError, "page_table"),
-        ({"page_table": int32(1, 2)}, ShapeError, "context_lens"),
-        ({"kpe": np.ones((10, 4, 2), np.float16)}, DTypeError, "kpe"),
-        ({"kpe": np.ones((10, 5, 2), np.float32)}, ShapeError, "kpe"),
-        ({"kpe": np.ones((9, 4, 2), np.float32)}, ShapeError, "kpe"),
-        ({"ckv": np.ones((10, 4, 8), np.int32)}, DTypeError, "ckv"),
-        ({"ckv": np.ones((10, 4, 16), np.float32)[..., ::2]}, LayoutError, "ckv"),
-    ],
+@rejects(
+    (ArgumentError, "context_lens", {"context_lens": int32(5, 13)}),
+    (ArgumentError, "context_lens", {"context_lens": int32(-1, 9)}),
+    (ArgumentError, "context_lens", {"max_context": 8}),
+    (ShapeError, "context_lens", {"context_lens": int32(5)}),
+    (DTypeError, "context_lens", {"context_lens": np.array([5, 9])}),
+    (DTypeError, "page_table", {"page_table": np.zeros((2, 3), np.int64)}),
+    (ShapeError, "context_lens", {"page_table": int32(1, 2)}),
+    (DTypeError, "kpe", {"kpe": np.ones((10, 4, 2), np.float16)}),
+    (ShapeError, "kpe", {"kpe": np.ones((10, 5, 2), np.float32)}),
+    (ShapeError, "kpe", {"kpe": np.ones((9, 4, 2), np.float32)}),
+    (DTypeError, "ckv", {"ckv": np.ones((10, 4, 8), np.int32)}),
+    (LayoutError, "ckv", {"ckv": np.ones((10, 4, 16), np.float32)[..., ::2]}),
 )
-def test_paged_kv_validate_rejects(changes, error, named):
-    with pytest.raises(error, match=named):
-        _cache(**changes).validate()
+def test_paged_kv_validate_rejects(changes):
+    _cache(**changes).validate()
 
 
 def test_paged_kv_validate_takes_slices_of_one_buffer():
@@ -471,51 +456,43 @@ def _candidates(**changes):
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "named"),
-    [
-        ({"token_ids": np.array([[4, 2, 3], [0, 1, 2]], np.int32)}, ArgumentError, "token_ids"),
-        ({"token_ids": np.array([[4, 2, -1], [1, 0, 2]], np.int32)}, ArgumentError, "logits"),  # tie by id
-        ({"token_ids": np.array([[4, 2, -1], [0, -1, 2]], np.int32)}, ArgumentError, "token_ids"),
-        ({"token_ids": np.array([[4, 2, -2], [0, 1, 2]], np.int32)}, ArgumentError, "token_ids"),
-        ({"logits": np.array([[1, 2, -np.inf], [1, 1, 0.5]], np.float32)}, ArgumentError, "logits"),
-        ({"logits": np.array([[2, np.nan, -np.inf], [1, 1, 0.5]], np.float32)}, ArgumentError, "logits"),
-        ({"logits": np.array([[np.inf, 1, -np.inf], [1, 1, 0.5]], np.float32)}, ArgumentError, "logits"),
-        ({"lse": np.array([2.5, np.inf], np.float32)}, ArgumentError, "lse"),
-        ({"lse": np.array([2.5, 2.0])}, DTypeError, "lse"),
-        ({"lse": np.array([2.5], np.float32)}, ShapeError, "lse"),
-        ({"logits": np.zeros((2, 3), np.float16)}, DTypeError, "logits"),
-        ({"token_ids": np.zeros((2, 3), np.int64)}, DTypeError, "token_ids"),
-        ({"token_ids": np.zeros((2, 4), np.int32)}, ShapeError, "logits"),
-    ],
+@rejects(
+    (ArgumentError, "token_ids", {"token_ids": np.array([[4, 2, 3], [0, 1, 2]], np.int32)}),
+    (ArgumentError, "logits", {"token_ids": np.array([[4, 2, -1], [1, 0, 2]], np.int32)}),
+    (ArgumentError, "token_ids", {"token_ids": np.array([[4, 2, -1], [0, -1, 2]], np.int32)}),
+    (ArgumentError, "token_ids", {"token_ids": np.array([[4, 2, -2], [0, 1, 2]], np.int32)}),
+    (ArgumentError, "logits", {"logits": np.array([[1, 2, -np.inf], [1, 1, 0.5]], np.float32)}),
+    (ArgumentError, "logits", {"logits": np.array([[2, np.nan, -np.inf], [1, 1, 0.5]], np.float32)}),
+    (ArgumentError, "logits", {"logits": np.array([[np.inf, 1, -np.inf], [1, 1, 0.5]], np.float32)}),
+    (ArgumentError, "lse", {"lse": np.array([2.5, np.inf], np.float32)}),
+    (DTypeError, "lse", {"lse": np.array([2.5, 2.0])}),
+    (ShapeError, "lse", {"lse": np.array([2.5], np.float32)}),
+    (DTypeError, "logits", {"logits": np.zeros((2, 3), np.float16)}),
+    (DTypeError, "token_ids", {"token_ids": np.zeros((2, 3), np.int64)}),
+    (ShapeError, "logits", {"token_ids": np.zeros((2, 4), np.int32)}),
 )
-def test_candidates_validate_rejects(changes, error, named):
+def test_candidates_validate_rejects(changes):
     _candidates().validate()
-    with pytest.raises(error, match=named):
-        _candidates(**changes).validate()
+    _candidates(**changes).validate()
 
 
 def _result(accepted=((0, 1, 3, -1), (-1, -1, -1, -1)), num_accepted=(2, -1), bonus=(7, -1)):
     return AcceptResult(np.array(accepted, np.int32), int32(*num_accepted), int32(*bonus))
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"num_accepted": (1, -1)}, "accepted"),
-        ({"num_accepted": (3, -1)}, "accepted"),
-        ({"num_accepted": (4, -1)}, "num_accepted"),
-        ({"num_accepted": (2, -2)}, "num_accepted"),
-        ({"num_accepted": (2, 0)}, "accepted"),
-        ({"accepted": ((1, 2, 3, -1), (-1,) * 4)}, "accepted"),
-        ({"accepted": ((0, 3, 1, -1), (-1,) * 4)}, "accepted"),
-        ({"accepted": ((0, 2, 3, 4), (-1,) * 4), "num_accepted": (3, -1)}, "accepted"),
-    ],
+@rejects(
+    (ArgumentError, "accepted", {"num_accepted": (1, -1)}),
+    (ArgumentError, "accepted", {"num_accepted": (3, -1)}),
+    (ArgumentError, "num_accepted", {"num_accepted": (4, -1)}),
+    (ArgumentError, "num_accepted", {"num_accepted": (2, -2)}),
+    (ArgumentError, "accepted", {"num_accepted": (2, 0)}),
+    (ArgumentError, "accepted", {"accepted": ((1, 2, 3, -1), (-1,) * 4)}),
+    (ArgumentError, "accepted", {"accepted": ((0, 3, 1, -1), (-1,) * 4)}),
+    (ArgumentError, "accepted", {"accepted": ((0, 2, 3, 4), (-1,) * 4), "num_accepted": (3, -1)}),
 )
-def test_accept_result_validate_rejects(changes, named):
+def test_accept_result_validate_rejects(changes):
     _result().validate()
-    with pytest.raises(ArgumentError, match=named):
-        _result(**changes).validate()
+    _result(**changes).validate()
 
 
 # ---- what all containers share ----
