@@ -2,7 +2,8 @@
 
 NumPy arrays in and out (CuPy arrays move over first). `to_*` checks that the form can hold the value and `from_*` that
 it is one of ours, by value; what cannot be represented raises and says why. No form holds `path_scores` or `status`:
-those stay behind. Names follow each system, so the dicts can be passed on as they are.
+those stay behind. Names follow each system, so the dicts can be passed on as they are. Whatever does not fit in
+itself (shapes, dtypes, lengths, options, arrays on a GPU) raises ShapeError, DTypeError or ArgumentError.
 """
 
 from ddtree_cupy.interop.flashinfer import FlashInferMask, from_flashinfer_mask, to_flashinfer_mask
@@ -13,9 +14,15 @@ from ddtree_cupy.interop.huggingface import (
     to_huggingface_mask,
 )
 from ddtree_cupy.interop.parents import from_parent_lists, to_parent_lists, tree_from_visibility
-from ddtree_cupy.interop.sglang import from_sglang, to_sglang
-from ddtree_cupy.interop.sglang_accept import from_sglang_accept, to_sglang_accept
-from ddtree_cupy.interop.sglang_masks import TreeMaskMode, from_sglang_mask, to_sglang_mask
+from ddtree_cupy.interop.sglang import (
+    TreeMaskMode,
+    from_sglang,
+    from_sglang_accept,
+    from_sglang_mask,
+    to_sglang,
+    to_sglang_accept,
+    to_sglang_mask,
+)
 from ddtree_cupy.interop.static_trees import (
     from_medusa_choices,
     from_vllm_token_tree,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ddtree_cupy.containers import Visibility
 from ddtree_cupy.containers.topology import pack_visibility, unpack_visibility, words_per_row
 from ddtree_cupy.errors import UnsupportedError
+from ddtree_cupy.interop._host import Call
 
 Bools = npt.NDArray[np.bool_]
 Lengths = npt.NDArray[np.int64]
@@ -60,7 +61,7 @@ def write_flat(layout: Layout, dense: Bools, counts: Lengths, past: Lengths) -> 
 
 
 def read_flat(
-    function: str, layout: Layout, flat: npt.NDArray[Any], past: Lengths, counts: Lengths, size: int
+    call: Call, layout: Layout, flat: npt.NDArray[Any], past: Lengths, counts: Lengths, size: int
 ) -> Visibility:
     """Return the Visibility of N = `size` nodes behind a flat mask, of whose rows the first `counts` are valid."""
     dense, start = np.zeros((len(counts), size, size), bool), 0
@@ -77,7 +78,7 @@ def read_flat(
         else:
             cells = block.reshape(stored, width)
         cells = cells[:count]
-        dense[request, :count, :stored] = strip_context(function, request, cells[:, left:], cells[:, :left])
+        dense[request, :count, :stored] = strip_context(call, request, cells[:, left:], cells[:, :left])
     return visibility_from(dense, counts)
 
 
@@ -121,19 +122,18 @@ def write_additive(seen: Bools, dtype: str, hidden: str) -> npt.NDArray[Any]:
     return np.asarray(np.where(seen, kind.type(0), kind.type(-np.inf if hidden == "-inf" else _lowest(kind))))
 
 
-def read_additive(function: str, request: int, mask: npt.NDArray[Any]) -> Bools:
+def read_additive(call: Call, request: int, mask: npt.NDArray[Any]) -> Bools:
     """Return, as a new array, where the rows (N, key_len) of one request attend."""
     if mask.dtype == np.bool_:
         return np.array(mask)
     values = mask.astype(np.float64)
     seen = values == 0
-    bad = np.argwhere(~seen & ~(values <= _lowest(mask.dtype)))
-    if bad.size:
-        row, column = bad[0]
-        raise UnsupportedError(
-            f"{function}: `attention_mask`[{request}, 0, {row}, {column}] is {values[row, column]:g}, expected 0, "
+    for row, column in np.argwhere(~seen & ~(values <= _lowest(mask.dtype))):
+        raise call.error(
+            UnsupportedError,
+            f"`attention_mask`[{request}, 0, {row}, {column}] is {values[row, column]:g}, expected 0, "
             f"{_lowest(mask.dtype):g} (the lowest {mask.dtype.name}) or -inf: a bias is neither seen nor hidden, and "
-            f"1/0 masks want dtype bool"
+            "1/0 masks want dtype bool",
         )
     return np.asarray(seen)
 
@@ -150,13 +150,13 @@ def visibility_from(dense: npt.NDArray[np.bool_], counts: npt.NDArray[np.int64])
 
 
 def strip_context(
-    function: str, request: int, rows: npt.NDArray[np.bool_], context: npt.NDArray[np.bool_]
+    call: Call, request: int, rows: npt.NDArray[np.bool_], context: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Return `rows`, the node part of a mask, after checking that `context`, the other part, hides nothing."""
-    if not context.all():
-        row, column = np.argwhere(~context)[0]
-        raise UnsupportedError(
-            f"{function}: row {row} of request {request} hides context key {column}, but a Visibility covers tree "
-            f"nodes only and sees the whole context (no windows, no holes)"
+    for row, column in np.argwhere(~context):
+        raise call.error(
+            UnsupportedError,
+            f"row {row} of request {request} hides context key {column}, but a Visibility covers tree nodes only and "
+            "sees the whole context (no windows, no holes)",
         )
     return rows

@@ -6,17 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
-from ddtree_cupy.interop._host import (
-    INT32,
-    addressable,
-    check_host,
-    dense_on_host,
-    integers,
-    lengths,
-)
+from ddtree_cupy.interop._host import INT32, Call
 from ddtree_cupy.interop._masks import LAYOUTS, read_flat, units, write_flat
 
 
@@ -57,8 +49,6 @@ def to_flashinfer_mask(
     ------
     UnsupportedError
         More rows, cells or bytes than int32 offsets reach.
-    ShapeError, DTypeError, ArgumentError
-        Lengths that do not fit, or arrays on a GPU.
 
     Notes
     -----
@@ -74,25 +64,26 @@ def to_flashinfer_mask(
     >>> found.custom_mask.tolist(), found.mask_indptr.tolist(), found.kv_lens.tolist()
     ([199, 243, 157], [0, 3], [6])
     """
-    function = "to_flashinfer_mask"
-    dense, counts = dense_on_host(function, visibility)
-    past = lengths(function, "context_lens", context_lens, len(counts))
+    call = Call("to_flashinfer_mask")
+    dense, counts = call.dense(visibility)
+    past = call.lengths("context_lens", context_lens, len(counts))
     widths = past + counts
     layout = LAYOUTS["flashinfer_packed" if packed else "flashinfer"]
     rows, starts = (list(accumulate(sizes, initial=0)) for sizes in (counts.tolist(), units(layout, counts, past)))
     if max(starts[-1], rows[-1], int(widths.max(initial=0))) > INT32.max:
         unit = "bytes" if packed else "cells"
-        raise UnsupportedError(
-            f"{function}: the mask has {starts[-1]} {unit}, but FlashInfer's offsets are int32 (at most {INT32.max})"
+        raise call.error(
+            UnsupportedError,
+            f"the mask has {starts[-1]} {unit}, but FlashInfer's offsets are int32 (at most {INT32.max})",
         )
     mask = write_flat(layout, dense, counts, past)
     return FlashInferMask(mask, *(np.array(values, np.int32) for values in (starts, rows, widths)))
 
 
-def _indptr(check: Checker, name: str, array: Any, batch: int) -> npt.NDArray[np.int64]:
-    found = integers(check, name, array, (batch + 1,))
+def _indptr(call: Call, name: str, array: Any, batch: int) -> npt.NDArray[np.int64]:
+    found = call.integers(name, array, (batch + 1,))
     if found[0] != 0 or (found[1:] < found[:-1]).any():
-        raise ArgumentError(f"{check.function}: `{name}` is {found.tolist()}, expected offsets that rise from 0")
+        raise call.error(ArgumentError, f"`{name}` is {found.tolist()}, expected offsets that rise from 0")
     return found
 
 
@@ -140,39 +131,39 @@ def from_flashinfer_mask(
     >>> from_flashinfer_mask(cells, *offsets[:2], mask_indptr=offsets[2]).visibility_bits.ravel().tolist()
     [1, 3, 7, 9]
     """
-    function = "from_flashinfer_mask"
-    check = Checker(function)
-    check_host(check, "custom_mask", custom_mask)
-    check.array("custom_mask", custom_mask, ("cells",), ("bool", "uint8"))
+    call = Call("from_flashinfer_mask")
+    call.host("custom_mask", custom_mask, ("cells",), ("bool", "uint8"))
     packed = custom_mask.dtype == np.uint8
-    widths = lengths(function, "kv_lens", integers(check, "kv_lens", kv_lens, ("batch",)), len(kv_lens))
-    rows = np.diff(_indptr(check, "qo_indptr", qo_indptr, len(widths)))
-    if (rows > widths).any():
-        request = int(np.flatnonzero(rows > widths)[0])
-        raise UnsupportedError(
-            f"{function}: request {request} has {rows[request]} rows but {widths[request]} keys; the nodes' own keys "
-            f"must be in the cache"
+    widths = call.lengths("kv_lens", call.integers("kv_lens", kv_lens, ("batch",)), len(kv_lens))
+    rows = np.diff(_indptr(call, "qo_indptr", qo_indptr, len(widths)))
+    for request in np.flatnonzero(rows > widths):
+        raise call.error(
+            UnsupportedError,
+            f"request {request} has {rows[request]} rows but {widths[request]} keys; the nodes' own keys must be in "
+            "the cache",
         )
     layout = LAYOUTS["flashinfer_packed" if packed else "flashinfer"]
     past = widths - rows
     expected = list(accumulate(units(layout, rows, past), initial=0))
     if packed and mask_indptr is None:
-        raise ArgumentError(f"{function}: a packed mask needs `mask_indptr`, its offsets in bytes")
+        raise call.error(ArgumentError, "a packed mask needs `mask_indptr`, its offsets in bytes")
     if mask_indptr is not None:
-        given = _indptr(check, "mask_indptr", mask_indptr, len(widths)).tolist()
+        given = _indptr(call, "mask_indptr", mask_indptr, len(widths)).tolist()
         if given != expected:
             in_cells = packed and given == list(accumulate(units(LAYOUTS["flashinfer"], rows, past), initial=0))
             hint = "; these offsets count cells, a packed mask has them in bytes" if in_cells else ""
-            raise ArgumentError(
-                f"{function}: `mask_indptr` is {given}, expected {expected} for rows {rows.tolist()} "
-                f"and keys {widths.tolist()}{hint}"
+            raise call.error(
+                ArgumentError,
+                f"`mask_indptr` is {given}, expected {expected} for rows {rows.tolist()} and keys "
+                f"{widths.tolist()}{hint}",
             )
     if custom_mask.size != expected[-1]:
-        raise ShapeError(
-            f"{function}: `custom_mask` has {custom_mask.size} {'bytes' if packed else 'cells'}, expected "
-            f"{expected[-1]} for rows {rows.tolist()} and keys {widths.tolist()}"
+        raise call.error(
+            ShapeError,
+            f"`custom_mask` has {custom_mask.size} {'bytes' if packed else 'cells'}, expected {expected[-1]} for rows "
+            f"{rows.tolist()} and keys {widths.tolist()}",
         )
     most = int(rows.max(initial=0))
-    size = max(most, 1) if capacity is None else check.integer("capacity", capacity, low=max(most, 1))
-    addressable(function, "qo_indptr" if capacity is None else "capacity", (len(widths), size, size))
-    return read_flat(function, layout, custom_mask, past, rows, size)
+    size = max(most, 1) if capacity is None else call.integer("capacity", capacity, low=max(most, 1))
+    call.addressable("qo_indptr" if capacity is None else "capacity", (len(widths), size, size))
+    return read_flat(call, layout, custom_mask, past, rows, size)

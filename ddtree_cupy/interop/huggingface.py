@@ -6,21 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree, Visibility
-from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
-from ddtree_cupy.interop._host import (
-    addressable,
-    check_host,
-    dense_on_host,
-    integers,
-    lengths,
-    mapping_with,
-    node_counts,
-    padded_tokens,
-    tree_behind,
-    tree_on_host,
-)
+from ddtree_cupy.errors import ShapeError, UnsupportedError
+from ddtree_cupy.interop._host import Call
 from ddtree_cupy.interop._masks import (
     mask_dtype,
     padding_sees_itself,
@@ -35,10 +23,10 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "bool")
 PADDINGS = ("left", "right")
 
 
-def _start(check: Checker, past: Array, past_len: int | None) -> int:
+def _start(call: Call, past: Array, past_len: int | None) -> int:
     """Return the column of node 0."""
     longest = int(past.max(initial=0))
-    return longest if past_len is None else check.integer("past_len", past_len, low=longest)
+    return longest if past_len is None else call.integer("past_len", past_len, low=longest)
 
 
 def _context(length: int, start: int, padding: str) -> slice:
@@ -87,8 +75,6 @@ def to_huggingface_mask(
     UnsupportedError
         A valid row that sees no key: the softmax over it is NaN with -inf and uniform over hidden keys with min,
         where this library gives 0.
-    ShapeError, DTypeError, ArgumentError
-        Lengths that do not fit, arrays on a GPU, unknown options.
 
     Notes
     -----
@@ -102,25 +88,24 @@ def to_huggingface_mask(
     >>> to_huggingface_mask(tree, 2, hidden="-inf")[0, 0, 3].tolist()
     [0.0, 0.0, 0.0, -inf, -inf, 0.0]
     """
-    function = "to_huggingface_mask"
-    check = Checker(function)
-    check.choice("dtype", dtype, DTYPES)
-    check.choice("hidden", hidden, ("min", "-inf"))
-    check.choice("context_padding", context_padding, PADDINGS)
-    dense, counts = dense_on_host(function, visibility)
+    call = Call("to_huggingface_mask")
+    call.choice("dtype", dtype, DTYPES)
+    call.choice("hidden", hidden, ("min", "-inf"))
+    call.choice("context_padding", context_padding, PADDINGS)
+    dense, counts = call.dense(visibility)
     batch, size, _ = dense.shape
-    past = lengths(function, "context_lens", context_lens, batch)
-    empty = np.argwhere(~dense.any(axis=-1) & (np.arange(size) < counts[:, None]) & (past[:, None] == 0))
-    if empty.size:
-        request, row = empty[0]
-        raise UnsupportedError(
-            f"{function}: row {row} of request {request} sees no key; an additive mask makes its softmax NaN (-inf) or "
-            f"uniform over hidden keys (min), never the output 0 this library defines"
+    past = call.lengths("context_lens", context_lens, batch)
+    empty = ~dense.any(axis=-1) & (np.arange(size) < counts[:, None]) & (past[:, None] == 0)
+    for request, row in np.argwhere(empty):
+        raise call.error(
+            UnsupportedError,
+            f"row {row} of request {request} sees no key; an additive mask makes its softmax NaN (-inf) or uniform "
+            "over hidden keys (min), never the output 0 this library defines",
         )
-    start = _start(check, past, past_len)
-    width = start + size if key_len is None else check.integer("key_len", key_len, low=start + size)
+    start = _start(call, past, past_len)
+    width = start + size if key_len is None else call.integer("key_len", key_len, low=start + size)
     source = "key_len" if key_len is not None else "context_lens" if past_len is None else "past_len"
-    addressable(function, source, (batch, 1, size, width), itemsize=mask_dtype(dtype).itemsize)
+    call.addressable(source, (batch, 1, size, width), itemsize=mask_dtype(dtype).itemsize)
     seen = np.zeros((batch, 1, size, width), bool)
     seen[:, 0, :, start : start + size] = padding_sees_itself(dense, counts)
     for request, (length, count) in enumerate(zip(past.tolist(), counts.tolist(), strict=True)):
@@ -161,8 +146,6 @@ def from_huggingface_mask(
     UnsupportedError
         A value between hidden and 0 (also a mask cast from a narrower dtype, whose lowest number is no longer the
         lowest), a mask per head, hidden context, a visible key outside context and nodes, or an empty row.
-    ShapeError, DTypeError, ArgumentError
-        Shapes, dtypes or lengths that do not fit, unknown options.
 
     Examples
     --------
@@ -170,42 +153,41 @@ def from_huggingface_mask(
     >>> from_huggingface_mask(mask, 2).visibility_bits.ravel().tolist()
     [1, 3, 7]
     """
-    function = "from_huggingface_mask"
-    check = Checker(function)
-    check.choice("context_padding", context_padding, PADDINGS)
-    check_host(check, "attention_mask", attention_mask)
-    check.array("attention_mask", attention_mask, ("batch", "heads", "num_nodes", "key_len"), DTYPES)
+    call = Call("from_huggingface_mask")
+    call.choice("context_padding", context_padding, PADDINGS)
+    call.host("attention_mask", attention_mask, ("batch", "heads", "num_nodes", "key_len"), DTYPES)
     batch, heads, size, width = attention_mask.shape
     if heads != 1:
-        raise UnsupportedError(
-            f"{function}: `attention_mask` differs by head ({heads} of them), a Visibility serves all heads"
+        raise call.error(
+            UnsupportedError, f"`attention_mask` differs by head ({heads} of them), a Visibility serves all heads"
         )
-    past = lengths(function, "context_lens", context_lens, batch)
-    start = _start(check, past, past_len)
+    past = call.lengths("context_lens", context_lens, batch)
+    start = _start(call, past, past_len)
     if width < start + size:
-        raise ShapeError(
-            f"{function}: `attention_mask` has {width} columns, expected at least {start + size}: {start} of the cache "
-            f"and one a node"
+        raise call.error(
+            ShapeError,
+            f"`attention_mask` has {width} columns, expected at least {start + size}: {start} of the cache and one a "
+            "node",
         )
-    counts = node_counts(function, "num_nodes", num_nodes, batch, size)
+    counts = call.node_counts("num_nodes", num_nodes, batch, size)
     dense = np.zeros((batch, size, size), bool)
     for request, (length, count) in enumerate(zip(past.tolist(), counts.tolist(), strict=True)):
-        rows = read_additive(function, request, attention_mask[request, 0, :count])
-        if not rows.any(axis=-1).all():
-            row = int(np.flatnonzero(~rows.any(axis=-1))[0])
-            raise UnsupportedError(
-                f"{function}: row {row} of request {request} hides every key; transformers makes of it NaN or a mean "
-                f"over hidden keys, this library 0"
+        rows = read_additive(call, request, attention_mask[request, 0, :count])
+        for row in np.flatnonzero(~rows.any(axis=-1)):
+            raise call.error(
+                UnsupportedError,
+                f"row {row} of request {request} hides every key; transformers makes of it NaN or a mean over hidden "
+                "keys, this library 0",
             )
         context = _context(length, start, context_padding)
         nodes = slice(start, start + count)
-        dense[request, :count, :count] = strip_context(function, request, rows[:, nodes], rows[:, context])
+        dense[request, :count, :count] = strip_context(call, request, rows[:, nodes], rows[:, context])
         rows[:, context] = rows[:, nodes] = False
-        if rows.any():
-            row, column = np.argwhere(rows)[0]
-            raise UnsupportedError(
-                f"{function}: row {row} of request {request} sees key {column}, which is neither context (columns "
-                f"{context.start}..{context.stop - 1}) nor a node ({start}..{start + count - 1})"
+        for row, column in np.argwhere(rows):
+            raise call.error(
+                UnsupportedError,
+                f"row {row} of request {request} sees key {column}, which is neither context (columns "
+                f"{context.start}..{context.stop - 1}) nor a node ({start}..{start + count - 1})",
             )
     return visibility_from(dense, counts)
 
@@ -236,8 +218,6 @@ def to_huggingface(
     ------
     UnsupportedError
         Padding without `pad_token_id`, see also `to_huggingface_mask`.
-    ShapeError, DTypeError, ArgumentError
-        As in `to_huggingface_mask`.
 
     Notes
     -----
@@ -250,10 +230,10 @@ def to_huggingface(
     >>> to_huggingface(tree, 3)["position_ids"].tolist()
     [[3, 4, 5, 4]]
     """
-    function = "to_huggingface"
-    batched = tree_on_host(function, tree)
-    tokens = padded_tokens(function, batched, pad_token_id)
-    past = lengths(function, "context_lens", context_lens, len(tokens))
+    call = Call("to_huggingface")
+    batched = call.tree(tree)
+    tokens = call.padded_tokens(batched, pad_token_id)
+    past = call.lengths("context_lens", context_lens, len(tokens))
     return {
         "input_ids": tokens,
         "attention_mask": to_huggingface_mask(batched, past, **options),
@@ -296,20 +276,14 @@ def from_huggingface(
     >>> from_huggingface(to_huggingface(tree, 3), 3).parents.tolist()
     [[-1, 0, 1, 0]]
     """
-    function = "from_huggingface"
-    mapping_with(function, arrays, ("input_ids", "attention_mask", "position_ids"))
+    call = Call("from_huggingface")
+    call.mapping(arrays, ("input_ids", "attention_mask", "position_ids"))
     mask = from_huggingface_mask(
         arrays["attention_mask"], context_lens, num_nodes=num_nodes, context_padding=context_padding, past_len=past_len
     )
-    tree = tree_behind(function, mask, "input_ids", arrays["input_ids"])
+    tree = call.tree_behind(mask, "input_ids", arrays["input_ids"])
     batch, size = tree.token_ids.shape
-    positions = integers(Checker(function), "position_ids", arrays["position_ids"], (batch, size))
-    past = lengths(function, "context_lens", context_lens, batch)
-    wrong = np.argwhere((tree.depths >= 0) & (positions != past[:, None] + tree.depths))
-    if wrong.size:
-        request, node = wrong[0]
-        raise ArgumentError(
-            f"{function}: `position_ids` of node {node} of request {request} is {positions[request, node]}, expected "
-            f"{past[request] + tree.depths[request, node]}: context_len plus the depth"
-        )
+    positions = call.integers("position_ids", arrays["position_ids"], (batch, size))
+    past = call.lengths("context_lens", context_lens, batch)
+    call.positions("position_ids", positions, tree.depths, past, "{expected}: context_len plus the depth")
     return tree

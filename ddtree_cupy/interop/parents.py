@@ -6,16 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.containers.topology import words_per_row
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.interop._host import (
-    INT32,
-    addressable,
-    tree_behind,
-    tree_on_host,
-)
+from ddtree_cupy.interop._host import INT32, Call
 
 ROOTS = ("minus_one", "self", "omitted")
 
@@ -59,9 +53,9 @@ def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[A
     >>> to_parent_lists(tree, root="omitted")
     ([10, 20, 11], [-1, 0, -1])
     """
-    function = "to_parent_lists"
-    Checker(function).choice("root", root, ROOTS)
-    batched = tree_on_host(function, tree)
+    call = Call("to_parent_lists")
+    call.choice("root", root, ROOTS)
+    batched = call.tree(tree)
     tokens, parents = [], []
     for request, count in enumerate(batched.num_nodes.tolist()):
         ids: list[int] = batched.token_ids[request, :count].tolist()
@@ -70,9 +64,10 @@ def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[A
             links[:1] = [0] * len(links[:1])
         elif root == "omitted":
             if count == 0:
-                raise UnsupportedError(
-                    f"{function}: request {request} is inactive (num_nodes 0); with root='omitted' its empty list "
-                    f"would read as a lone root"
+                raise call.error(
+                    UnsupportedError,
+                    f"request {request} is inactive (num_nodes 0); with root='omitted' its empty list would read as a "
+                    "lone root",
                 )
             ids, links = ids[1:], [link - 1 for link in links[1:]]
         tokens.append(ids)
@@ -86,20 +81,21 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _rooted(request: int, parents: Sequence[int], tokens: Sequence[int], root: str, root_token: int) -> Any:
+def _rooted(call: Call, request: int, parents: Sequence[int], tokens: Sequence[int], root: str, root_token: int) -> Any:
     """Return token ids and parents in this library's form, by the rule of `root`."""
     if root == "omitted":
         low = min(parents, default=0)
         if low < -1:
-            raise ArgumentError(
-                f"from_parent_lists: `parents` of request {request} holds {low}, expected at least -1, the root"
+            raise call.error(
+                ArgumentError, f"`parents` of request {request} holds {low}, expected at least -1, the root"
             )
         return [root_token, *tokens], [-1, *(link + 1 for link in parents)]
     wanted = 0 if root == "self" else -1
     if parents and parents[0] != wanted:
-        raise ArgumentError(
-            f"from_parent_lists: `parents`[0] of request {request} is {parents[0]}, expected {wanted} with "
-            f"root={root!r}; the other forms are {', '.join(repr(name) for name in ROOTS if name != root)}"
+        raise call.error(
+            ArgumentError,
+            f"`parents`[0] of request {request} is {parents[0]}, expected {wanted} with root={root!r}; the other "
+            f"forms are {', '.join(repr(name) for name in ROOTS if name != root)}",
         )
     return list(tokens), [-1, *parents[1:]][: len(parents)]
 
@@ -142,37 +138,38 @@ def from_parent_lists(
     >>> from_parent_lists([10, 20, 11], [-1, 0, -1], root="omitted", root_token_ids=7).parents.tolist()
     [-1, 0, 1, 0]
     """
-    function = "from_parent_lists"
-    Checker(function).choice("root", root, ROOTS)
+    call = Call("from_parent_lists")
+    call.choice("root", root, ROOTS)
     if (root_token_ids is None) == (root == "omitted"):
-        raise ArgumentError(f"{function}: `root_token_ids` goes with root='omitted' and with nothing else")
+        raise call.error(ArgumentError, "`root_token_ids` goes with root='omitted' and with nothing else")
     for name, lists in (("token_ids", token_ids), ("parents", parents)):
         if not _is_list(lists):
-            raise DTypeError(f"{function}: `{name}` is {type(lists).__name__}, expected a list of integers or of lists")
+            raise call.error(DTypeError, f"`{name}` is {type(lists).__name__}, expected a list of integers or of lists")
     batched = any(_is_list(row) for row in (*token_ids, *parents))
     tokens = list(token_ids) if batched else [token_ids]
     links = list(parents) if batched else [parents]
     given: Any = root_token_ids
     roots = list(given) if _is_list(given) else [given] * len(links)
     if not len(tokens) == len(links) == len(roots):
-        raise ShapeError(
-            f"{function}: `token_ids` has {len(tokens)} requests, `parents` {len(links)}, the roots {len(roots)}; "
-            f"expected one number"
+        raise call.error(
+            ShapeError,
+            f"`token_ids` has {len(tokens)} requests, `parents` {len(links)}, the roots {len(roots)}; expected one "
+            "number",
         )
-    check, most = Checker(function), int(INT32.max)
+    most = int(INT32.max)
     rows = []
     for request, (ids, row) in enumerate(zip(tokens, links, strict=True)):
         if not _is_list(ids) or not _is_list(row):
-            raise DTypeError(f"{function}: request {request} is no list, though others are")
+            raise call.error(DTypeError, f"request {request} is no list, though others are")
         if len(ids) != len(row):
-            raise ShapeError(f"{function}: request {request} has {len(ids)} token ids and {len(row)} parents")
-        ids = [check.integer(f"token_ids[{request}]", token, low=0, high=most) for token in ids]
-        row = [check.integer(f"parents[{request}]", link, low=-most, high=most - 1) for link in row]
-        root_id = 0 if root_token_ids is None else check.integer("root_token_ids", roots[request], low=0, high=most)
-        rows.append(_rooted(request, row, ids, root, root_id))
+            raise call.error(ShapeError, f"request {request} has {len(ids)} token ids and {len(row)} parents")
+        ids = [call.integer(f"token_ids[{request}]", token, low=0, high=most) for token in ids]
+        row = [call.integer(f"parents[{request}]", link, low=-most, high=most - 1) for link in row]
+        root_id = 0 if root_token_ids is None else call.integer("root_token_ids", roots[request], low=0, high=most)
+        rows.append(_rooted(call, request, row, ids, root, root_id))
     size = max([len(row[0]) for row in rows], default=0)
-    size = size if capacity is None else check.integer("capacity", capacity, low=size)
-    addressable(function, "capacity", (len(rows), size, words_per_row(size)), itemsize=4)
+    size = size if capacity is None else call.integer("capacity", capacity, low=size)
+    call.addressable("capacity", (len(rows), size, words_per_row(size)), itemsize=4)
     arrays = np.full((2, len(rows), max(size, 1)), -1, np.int64)
     for request, row in enumerate(rows):
         arrays[:, request, : len(row[0])] = row
@@ -210,4 +207,4 @@ def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) ->
     >>> same.parents.tolist()
     [-1, 0, 1, 0]
     """
-    return tree_behind("tree_from_visibility", visibility, "token_ids", token_ids)
+    return Call("tree_from_visibility").tree_behind(visibility, "token_ids", token_ids)

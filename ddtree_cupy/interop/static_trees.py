@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from ddtree_cupy.interop._host import as_int32, candidates_on_host, integer_array, tree_on_host
+from ddtree_cupy.interop._host import Call
 
 Path = tuple[int, ...]
 
@@ -24,32 +23,34 @@ def _sorted(paths: list[Path]) -> list[Path]:
     return sorted(paths, key=lambda path: (len(path), path))
 
 
-def _rank_paths(function: str, tree: DraftTree, candidates: Candidates | None, in_order: bool) -> list[Path]:
+def _rank_paths(call: Call, tree: DraftTree, candidates: Candidates | None, in_order: bool) -> list[Path]:
     """Return the rank path of every node below the root, in node order.
 
     A tree holds tokens, not ranks: they come from `candidates`, or are the places among the siblings where those are
     known to be the first candidates in order, because best_first_tree made the tree or the caller says so.
     """
-    batched = tree_on_host(function, tree)
+    batched = call.tree(tree)
     if tree.is_batched:
-        raise UnsupportedError(
-            f"{function}: `tree` has a request axis, but this form is one static tree that all requests share; convert "
-            f"one request (`without_batch()` gives the first)"
+        raise call.error(
+            UnsupportedError,
+            "`tree` has a request axis, but this form is one static tree that all requests share; convert one "
+            "request (`without_batch()` gives the first)",
         )
     count = int(tree.num_nodes)
     if count < 2:
-        raise UnsupportedError(
-            f"{function}: `tree` has {count} nodes, but this form lists at least one besides the root"
+        raise call.error(
+            UnsupportedError, f"`tree` has {count} nodes, but this form lists at least one besides the root"
         )
-    table = None if candidates is None else candidates_on_host(function, candidates)
+    table = None if candidates is None else call.candidates(candidates)
     if table is None and tree.path_scores is None and not in_order:
-        raise UnsupportedError(
-            f"{function}: `candidates` is None and `tree` has no path scores, so the ranks of its tokens are unknown; "
-            f"pass the `candidates` it was made of, or in_order=True when the children of every node are its first "
-            f"candidates in order"
+        raise call.error(
+            UnsupportedError,
+            "`candidates` is None and `tree` has no path scores, so the ranks of its tokens are unknown; pass the "
+            "`candidates` it was made of, or in_order=True when the children of every node are its first candidates "
+            "in order",
         )
     if table is not None and table.is_batched:
-        raise ShapeError(f"{function}: `candidates` has a request axis and `tree` has none")
+        raise call.error(ShapeError, "`candidates` has a request axis and `tree` has none")
     paths: list[Path] = [()]
     children = [0] * count
     for node in range(1, count):
@@ -60,80 +61,79 @@ def _rank_paths(function: str, tree: DraftTree, candidates: Candidates | None, i
             token = int(batched.token_ids[0, node])
             row = table.token_ids[depth - 1].tolist() if depth <= len(table.token_ids) else []
             if token not in row:
-                raise UnsupportedError(
-                    f"{function}: node {node} has token {token}, which is not among the {len(row)} candidates of depth "
-                    f"{depth}; a path holds ranks, not tokens"
+                raise call.error(
+                    UnsupportedError,
+                    f"node {node} has token {token}, which is not among the {len(row)} candidates of depth {depth}; a "
+                    "path holds ranks, not tokens",
                 )
             rank = row.index(token)
         paths.append((*paths[parent], rank))
     return paths[1:]
 
 
-def _checked_paths(function: str, name: str, paths: Any) -> list[Path]:
+def _checked_paths(call: Call, name: str, paths: Any) -> list[Path]:
     """Return the paths as tuples after checking that they are those of a tree."""
     try:
         given = list(paths)
     except TypeError:
-        raise DTypeError(
-            f"{function}: `{name}` is {type(paths).__name__}, expected paths such as [[0], [0, 1]]"
+        raise call.error(
+            DTypeError, f"`{name}` is {type(paths).__name__}, expected paths such as [[0], [0, 1]]"
         ) from None
     found: list[Path] = []
     for path in given:
         if not isinstance(path, tuple | list):
-            raise DTypeError(f"{function}: `{name}` holds {path!r}, expected paths such as (0,) or [0, 1]")
+            raise call.error(DTypeError, f"`{name}` holds {path!r}, expected paths such as (0,) or [0, 1]")
         ranks = tuple(path)
         if not all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in ranks):
-            raise DTypeError(f"{function}: path {path!r} of `{name}` holds something else than integers")
+            raise call.error(DTypeError, f"path {path!r} of `{name}` holds something else than integers")
         if not ranks:
-            raise ArgumentError(f"{function}: `{name}` holds an empty path; the root is not listed")
+            raise call.error(ArgumentError, f"`{name}` holds an empty path; the root is not listed")
         if min(ranks) < 0:
-            raise ArgumentError(f"{function}: path {path!r} of `{name}` holds a rank below 0")
+            raise call.error(ArgumentError, f"path {path!r} of `{name}` holds a rank below 0")
         found.append(tuple(int(rank) for rank in ranks))
     known = set(found)
     if len(known) != len(found):
         twice = next(path for i, path in enumerate(found) if path in found[:i])
-        raise ArgumentError(f"{function}: `{name}` holds path {twice} twice")
+        raise call.error(ArgumentError, f"`{name}` holds path {twice} twice")
     for path in found:
         if len(path) > 1 and path[:-1] not in known:
-            raise ArgumentError(f"{function}: path {path} of `{name}` lacks its parent {path[:-1]}")
+            raise call.error(ArgumentError, f"path {path} of `{name}` lacks its parent {path[:-1]}")
     if not found:
-        raise ArgumentError(f"{function}: `{name}` is empty, expected at least one path")
+        raise call.error(ArgumentError, f"`{name}` is empty, expected at least one path")
     return found
 
 
-def _tree_from_paths(
-    function: str, paths: list[Path], candidates: Candidates, root_token_ids: npt.ArrayLike
-) -> DraftTree:
+def _tree_from_paths(call: Call, paths: list[Path], candidates: Candidates, root_token_ids: npt.ArrayLike) -> DraftTree:
     """Return the tree whose node i + 1 is `paths[i]`, tokens from the candidates; batched when they are."""
-    table = candidates_on_host(function, candidates)
+    table = call.candidates(candidates)
     tokens_of = table.token_ids if table.is_batched else table.token_ids[None]
     batch, draft_len, width = tokens_of.shape
-    roots = integer_array(function, "root_token_ids", root_token_ids)
+    roots = call.integer_array("root_token_ids", root_token_ids)
     if roots.shape not in ((), (batch,) if table.is_batched else ()):
-        raise ShapeError(f"{function}: `root_token_ids` is {roots.shape}, expected () or one token a request")
+        raise call.error(ShapeError, f"`root_token_ids` is {roots.shape}, expected () or one token a request")
     if (roots < 0).any():
-        raise ArgumentError(f"{function}: `root_token_ids` is {roots.tolist()}, expected tokens of at least 0")
+        raise call.error(ArgumentError, f"`root_token_ids` is {roots.tolist()}, expected tokens of at least 0")
     node_of: dict[Path, int] = {(): 0}
     parents = [-1]
     token_ids = np.zeros((batch, len(paths) + 1), np.int64)
-    token_ids[:, 0] = as_int32(function, "root_token_ids", roots, "token ids are int32 here")
+    token_ids[:, 0] = call.as_int32("root_token_ids", roots)
     for node, path in enumerate(paths, start=1):
         if path[:-1] not in node_of:
-            raise ArgumentError(f"{function}: path {path} comes before its parent {path[:-1]}")
+            raise call.error(ArgumentError, f"path {path} comes before its parent {path[:-1]}")
         if len(path) > draft_len or path[-1] >= width:
-            raise UnsupportedError(
-                f"{function}: path {path} needs candidate {path[-1]} at depth {len(path)}, but `candidates` has "
-                f"{width} at each of {draft_len} depths"
+            raise call.error(
+                UnsupportedError,
+                f"path {path} needs candidate {path[-1]} at depth {len(path)}, but `candidates` has {width} at each "
+                f"of {draft_len} depths",
             )
         node_of[path] = node
         parents.append(node_of[path[:-1]])
         token_ids[:, node] = tokens_of[:, len(path) - 1, path[-1]]
-    missing = np.argwhere(token_ids < 0)
-    if missing.size:
-        request, node = missing[0]
-        raise UnsupportedError(
-            f"{function}: request {request} has no candidate for path {paths[node - 1]} (id -1); a static tree cannot "
-            f"leave a node out"
+    for request, node in np.argwhere(token_ids < 0):
+        raise call.error(
+            UnsupportedError,
+            f"request {request} has no candidate for path {paths[node - 1]} (id -1); a static tree cannot leave a "
+            "node out",
         )
     tree = DraftTree.from_parents(token_ids, np.broadcast_to(np.array(parents), token_ids.shape))
     return tree if table.is_batched else tree.without_batch()
@@ -174,8 +174,6 @@ def to_medusa_choices(
     UnsupportedError
         A batch (the tree is shared by all requests), a lone root, ranks that nothing tells, a token without a rank,
         a rank of `top_k` or more, or a path longer than `num_heads`.
-    ShapeError, DTypeError, ArgumentError
-        Candidates that do not fit, arrays on a GPU.
 
     Notes
     -----
@@ -187,19 +185,18 @@ def to_medusa_choices(
     >>> to_medusa_choices(DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0]), in_order=True)
     [[0], [0, 0], [1]]
     """
-    function = "to_medusa_choices"
-    check = Checker(function)
-    limit = check.integer("top_k", top_k, low=1)
-    heads = None if num_heads is None else check.integer("num_heads", num_heads, low=1)
-    paths = _rank_paths(function, tree, candidates, in_order)
+    call = Call("to_medusa_choices")
+    limit = call.integer("top_k", top_k, low=1)
+    heads = None if num_heads is None else call.integer("num_heads", num_heads, low=1)
+    paths = _rank_paths(call, tree, candidates, in_order)
     for node, path in enumerate(paths, start=1):
         if path[-1] >= limit:
-            raise UnsupportedError(
-                f"{function}: node {node} has rank {path[-1]} at depth {len(path)}, but a head offers {limit} "
-                f"candidates (`top_k`)"
+            raise call.error(
+                UnsupportedError,
+                f"node {node} has rank {path[-1]} at depth {len(path)}, but a head offers {limit} candidates (`top_k`)",
             )
         if heads is not None and len(path) > heads:
-            raise UnsupportedError(f"{function}: node {node} lies at depth {len(path)}, deeper than {heads} heads")
+            raise call.error(UnsupportedError, f"node {node} lies at depth {len(path)}, deeper than {heads} heads")
     return [list(path) for path in paths]
 
 
@@ -243,13 +240,13 @@ def from_medusa_choices(
     >>> from_medusa_choices([[0], [0, 0], [1]], table, root_token_ids=7).token_ids.tolist()
     [7, 10, 11, 20]
     """
-    function = "from_medusa_choices"
-    Checker(function).choice("order", order, ("sorted", "given"))
-    paths = _checked_paths(function, "choices", choices)
-    return _tree_from_paths(function, _sorted(paths) if order == "sorted" else paths, candidates, root_token_ids)
+    call = Call("from_medusa_choices")
+    call.choice("order", order, ("sorted", "given"))
+    paths = _checked_paths(call, "choices", choices)
+    return _tree_from_paths(call, _sorted(paths) if order == "sorted" else paths, candidates, root_token_ids)
 
 
-def _check_uniform(function: str, paths: list[Path]) -> None:
+def _check_uniform(call: Call, paths: list[Path]) -> None:
     """Raise unless all nodes of a level have the same number of children, ranks 0 and up."""
     children = Counter(path[:-1] for path in paths)
     known = set(paths)
@@ -258,9 +255,10 @@ def _check_uniform(function: str, paths: list[Path]) -> None:
         wanted = max(children[path] for path in level)
         for path in level:
             if any((*path, rank) not in known for rank in range(wanted)):
-                raise UnsupportedError(
-                    f"{function}: node {path} has {children[path]} children, but vLLM drafts the same number, ranks 0 "
-                    f"to {wanted - 1}, for every node of depth {depth}; `require_uniform=False` skips this check"
+                raise call.error(
+                    UnsupportedError,
+                    f"node {path} has {children[path]} children, but vLLM drafts the same number, ranks 0 to "
+                    f"{wanted - 1}, for every node of depth {depth}; `require_uniform=False` skips this check",
                 )
 
 
@@ -305,10 +303,10 @@ def to_vllm_token_tree(
     >>> to_vllm_token_tree(DraftTree.from_parents([7, 10, 20, 21], [-1, 0, 1, 1]), in_order=True)
     '[(0,), (0, 0), (0, 1)]'
     """
-    function = "to_vllm_token_tree"
-    paths = _sorted(_rank_paths(function, tree, candidates, in_order))
+    call = Call("to_vllm_token_tree")
+    paths = _sorted(_rank_paths(call, tree, candidates, in_order))
     if require_uniform:
-        _check_uniform(function, paths)
+        _check_uniform(call, paths)
     return str(paths)
 
 
@@ -339,13 +337,12 @@ def from_vllm_token_tree(text: str, candidates: Candidates, *, root_token_ids: n
     >>> from_vllm_token_tree("[(0,), (0, 0), (1,)]", table, root_token_ids=7).token_ids.tolist()
     [7, 10, 11, 20]
     """
-    function = "from_vllm_token_tree"
-    if not isinstance(text, str):
-        raise DTypeError(f"{function}: `text` is {type(text).__name__}, expected str")
+    call = Call("from_vllm_token_tree")
+    call.kind("text", text, str)
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise ArgumentError(f"{function}: `text` is not a Python literal ({error}): {text[:80]!r}") from None
+        raise call.error(ArgumentError, f"`text` is not a Python literal ({error}): {text[:80]!r}") from None
     if not isinstance(found, list | tuple):
-        raise ArgumentError(f"{function}: `text` is a {type(found).__name__}, expected a list of tuples")
-    return _tree_from_paths(function, _sorted(_checked_paths(function, "text", found)), candidates, root_token_ids)
+        raise call.error(ArgumentError, f"`text` is a {type(found).__name__}, expected a list of tuples")
+    return _tree_from_paths(call, _sorted(_checked_paths(call, "text", found)), candidates, root_token_ids)

@@ -6,20 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.containers.topology import words_per_row
-from ddtree_cupy.errors import ArgumentError, ShapeError
-from ddtree_cupy.interop._host import (
-    addressable,
-    check_host,
-    dense_on_host,
-    integers,
-    mapping_with,
-    node_counts,
-    tree_behind,
-    tree_on_host,
-)
+from ddtree_cupy.errors import ShapeError
+from ddtree_cupy.interop._host import Call
 from ddtree_cupy.interop._masks import read_words, write_words
 
 Array = Any
@@ -76,15 +66,14 @@ def to_tensorrt_llm_mask(
     >>> mask.shape, mask[0, :4].tolist(), generation_lengths.tolist()
     ((1, 40, 2), [[1, 0], [3, 0], [7, 0], [9, 0]], [4])
     """
-    function = "to_tensorrt_llm_mask"
-    check = Checker(function)
-    dense, counts = dense_on_host(function, visibility)
+    call = Call("to_tensorrt_llm_mask")
+    dense, counts = call.dense(visibility)
     batch, size, _ = dense.shape
     most = int(counts.max(initial=0))
-    rows = size if max_nodes is None else check.integer("max_nodes", max_nodes, low=max(most, 1))
+    rows = size if max_nodes is None else call.integer("max_nodes", max_nodes, low=max(most, 1))
     least = words_per_row(rows)
-    width = least if words is None else check.integer("words", words, low=least)
-    addressable(function, "max_nodes" if words is None else "words", (batch, rows, width), itemsize=4)
+    width = least if words is None else call.integer("words", words, low=least)
+    call.addressable("max_nodes" if words is None else "words", (batch, rows, width), itemsize=4)
     mask = write_words(dense, rows, width)
     if ragged:
         mask = mask[np.arange(rows) < counts[:, None]]
@@ -117,8 +106,6 @@ def from_tensorrt_llm_mask(
     ------
     ShapeError
         Rows that are not those of the lengths, or too few words for them.
-    DTypeError, ArgumentError
-        Other dtypes, a length beyond the buffer.
 
     Examples
     --------
@@ -127,35 +114,34 @@ def from_tensorrt_llm_mask(
     [1, 0, 0, 1]
     """
     names = ("packed_mask", "generation_lengths")
-    return _read(Checker("from_tensorrt_llm_mask"), names, packed_mask, generation_lengths, capacity)
+    return _read(Call("from_tensorrt_llm_mask"), names, packed_mask, generation_lengths, capacity)
 
 
-def _read(
-    check: Checker, names: tuple[str, str], packed_mask: Array, lengths: Array, capacity: int | None
-) -> Visibility:
+def _read(call: Call, names: tuple[str, str], packed_mask: Array, lengths: Array, capacity: int | None) -> Visibility:
     """Return the Visibility of packed words; `names` are those of the words and the lengths."""
-    function, (mask_name, lengths_name) = check.function, names
-    lens = integers(check, lengths_name, lengths, ("batch",))
+    mask_name, lengths_name = names
+    lens = call.integers(lengths_name, lengths, ("batch",))
     batch, most = len(lens), int(lens.max(initial=0))
-    check_host(check, mask_name, packed_mask)
+    call.host(mask_name, packed_mask)
     ragged = packed_mask.ndim == 2
     axes = ("rows", "words") if ragged else ("batch", "max_nodes", "words")
-    check.array(mask_name, packed_mask, axes, ("int32", "uint32"))
-    counts = node_counts(function, lengths_name, lens, batch, packed_mask.shape[0 if ragged else 1])
+    call.array(mask_name, packed_mask, axes, ("int32", "uint32"))
+    counts = call.node_counts(lengths_name, lens, batch, packed_mask.shape[0 if ragged else 1])
     words = packed_mask.shape[-1]
     if words < words_per_row(most):
-        raise ShapeError(
-            f"{function}: `{mask_name}` has {words} words a row, expected at least {words_per_row(most)} "
-            f"for {most} nodes"
+        raise call.error(
+            ShapeError,
+            f"`{mask_name}` has {words} words a row, expected at least {words_per_row(most)} for {most} nodes",
         )
     if ragged and len(packed_mask) != lens.sum():
-        raise ShapeError(
-            f"{function}: `{mask_name}` has {len(packed_mask)} rows, expected {lens.sum()}, the sum of "
-            f"`{lengths_name}` {lens.tolist()}"
+        raise call.error(
+            ShapeError,
+            f"`{mask_name}` has {len(packed_mask)} rows, expected {lens.sum()}, the sum of `{lengths_name}` "
+            f"{lens.tolist()}",
         )
     rows = max(most, 1) if ragged else packed_mask.shape[1]
-    size = rows if capacity is None else check.integer("capacity", capacity, low=max(most, 1))
-    addressable(function, "capacity", (batch, size, 32 * max(words, words_per_row(size))))
+    size = rows if capacity is None else call.integer("capacity", capacity, low=max(most, 1))
+    call.addressable("capacity", (batch, size, 32 * max(words, words_per_row(size))))
     valid = packed_mask if ragged else packed_mask[np.arange(rows) < counts[:, None]]
     return read_words(valid, counts, size)
 
@@ -193,7 +179,7 @@ def to_tensorrt_llm(
     >>> to_tensorrt_llm(tree, max_nodes=6)["spec_decoding_position_offsets"].tolist()
     [[0, 1, 2, 1, 0, 0]]
     """
-    batched = tree_on_host("to_tensorrt_llm", tree)
+    batched = Call("to_tensorrt_llm").tree(tree)
     mask, counts = to_tensorrt_llm_mask(batched, max_nodes=max_nodes, words=words)
     rows = mask.shape[1]
     offsets = np.zeros((len(counts), rows), np.int32)
@@ -230,28 +216,19 @@ def from_tensorrt_llm(arrays: Mapping[str, Array], token_ids: npt.NDArray[Any]) 
     >>> from_tensorrt_llm(to_tensorrt_llm(tree), tree.token_ids[None]).parents.tolist()
     [[-1, 0, 1, 0]]
     """
-    function = "from_tensorrt_llm"
-    check = Checker(function)
-    mapping_with(function, arrays, (MASK, OFFSETS, LENGTHS))
-    check_host(check, MASK, arrays[MASK])
-    check.array(MASK, arrays[MASK], ("batch", "max_nodes", "words"), ("int32", "uint32"))
-    tokens: Any = integers(check, "token_ids", token_ids, ("batch", "num_nodes"))
-    offsets = integers(check, OFFSETS, arrays[OFFSETS], ("batch", "max_nodes"))
-    longest = int(integers(check, LENGTHS, arrays[LENGTHS], ("batch",)).max(initial=1))
+    call = Call("from_tensorrt_llm")
+    call.mapping(arrays, (MASK, OFFSETS, LENGTHS))
+    call.host(MASK, arrays[MASK], ("batch", "max_nodes", "words"), ("int32", "uint32"))
+    tokens: Any = call.integers("token_ids", token_ids, ("batch", "num_nodes"))
+    offsets = call.integers(OFFSETS, arrays[OFFSETS], ("batch", "max_nodes"))
+    longest = int(call.integers(LENGTHS, arrays[LENGTHS], ("batch",)).max(initial=1))
     if tokens.shape[1] < longest:
-        raise ShapeError(
-            f"{function}: `token_ids` is {tokens.shape}, expected at least {longest} tokens a request, the longest of "
-            f"`{LENGTHS}`"
+        raise call.error(
+            ShapeError,
+            f"`token_ids` is {tokens.shape}, expected at least {longest} tokens a request, the longest of `{LENGTHS}`",
         )
-    visibility = _read(check, (MASK, LENGTHS), arrays[MASK], arrays[LENGTHS], tokens.shape[1])
-    tree = tree_behind(function, visibility, "token_ids", tokens)
+    visibility = _read(call, (MASK, LENGTHS), arrays[MASK], arrays[LENGTHS], tokens.shape[1])
+    tree = call.tree_behind(visibility, "token_ids", tokens)
     kept = min(tree.depths.shape[1], offsets.shape[1])
-    depths = tree.depths[:, :kept]
-    wrong = np.argwhere((depths >= 0) & (offsets[:, :kept] != depths))
-    if wrong.size:
-        request, node = wrong[0]
-        raise ArgumentError(
-            f"{function}: `{OFFSETS}` of node {node} of request {request} is {offsets[request, node]}, expected its "
-            f"depth {depths[request, node]}"
-        )
+    call.positions(OFFSETS, offsets[:, :kept], tree.depths[:, :kept], 0, "its depth {expected}")
     return tree
