@@ -42,6 +42,15 @@ class Backend:
         """Call `function` and return its result on the host; in-place changes stay on the device."""
         return self.get(self.run(function, *self.put(args), **self.put(options)))
 
+    def change(self, function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Call `function`, which writes into its arguments; return its result and `args` as it left them, on the host.
+
+        On NumPy and on the emulator they are the arrays that were given.
+        """
+        placed = self.put(args)
+        result = self.run(function, *placed, **self.put(options))
+        return self.get(result), self.get(placed)
+
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call `function` on arrays that are in place already."""
         if self.name == "emulate":

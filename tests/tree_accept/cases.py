@@ -3,10 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from ddtree_cupy import AcceptResult
-from ddtree_cupy.testing.strategies import draft_trees
-
-seeds = st.integers(0, 2**32 - 1)
+from ddtree_cupy import AcceptResult, PagedKV
+from ddtree_cupy.testing.strategies import draft_trees, seeds
 
 
 def children_of(parents, node, num_nodes):
@@ -35,7 +33,7 @@ def random_targets(rng, tree):
 def trees_and_targets(draw, **options):
     """Draw a tree with few distinct tokens and targets for it."""
     tree = draw(draft_trees(**({"vocab": 6, "max_nodes": 40} | options)))
-    return tree, random_targets(np.random.default_rng(draw(seeds)), tree)
+    return tree, random_targets(np.random.default_rng(draw(seeds())), tree)
 
 
 def result_of(paths, capacity, bonus=7):
@@ -65,3 +63,19 @@ def key_rows(token_ids, positions, width):
     """Return float32 rows that depend on token and position alone, as a model's keys would."""
     phase = np.asarray(token_ids)[..., None] * 0.37 + np.asarray(positions)[..., None] * 1.61
     return np.sin(phase * np.arange(1, width + 1)).astype(np.float32)
+
+
+def line(context, num_nodes, *, page_size=4, batch=None):
+    """Return a cache whose row at position p holds p in `ckv` and -p in `kpe`."""
+    rows = np.arange(context + num_nodes, dtype=np.float32)[:, None].repeat(16, axis=1)
+    if batch is not None:
+        rows = np.broadcast_to(rows, (batch, *rows.shape))
+    lens = context if batch is None else [context] * batch
+    return PagedKV.from_dense(rows, -rows, page_size=page_size, context_lens=lens)
+
+
+def values(kv):
+    """Return the rows of an unbatched `line` cache in logical order, from both pools."""
+    ckv, kpe = kv.ckv[kv.page_table, :, 0].ravel(), kv.kpe[kv.page_table, :, 0].ravel()
+    np.testing.assert_array_equal(ckv, -kpe)
+    return ckv.astype(int).tolist()

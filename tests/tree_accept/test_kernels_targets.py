@@ -50,17 +50,35 @@ def test_greedy_targets_matches_reference(kernels, case, seed):
     assert_identical(found, reference.greedy_targets(logits, num_nodes=num_nodes))
 
 
+TINY = {"float32": 1e-40, "float16": 6e-8, "bfloat16": 1e-39}
+ROWS = [  # logits and the greedy target; t stands for a subnormal number
+    ([0, -0.0, 3, 3, 3], 2),
+    ([-0.0, 0, -1, 0, -0.0], 0),
+    (["-t", 0, "t", "t", 0], 2),
+    (["-t", "-t", -1, -2, -3], 0),
+    ([0, 0, 0, 7, 7, 1], 3),
+    ([-np.inf, -np.inf, -5], 2),
+    ([np.inf, 3, np.inf], 0),
+    ([-np.inf, 3, np.inf, np.inf], 2),
+    ([-1], 0),
+]
+
+
 @dtypes
-def test_greedy_targets_matches_reference_on_ties_and_subnormals(kernels, dtype):
-    tiny = {"float32": 1e-40, "float16": 6e-8, "bfloat16": 1e-39}[dtype.name]
-    logits = np.array(
-        [[0, -0.0, 3, 3, 3], [-0.0, 0, -1, 0, -0.0], [-tiny, 0, tiny, tiny, 0], [-tiny, -tiny, -1, -2, -3]]
-    )
-    found = kernels(greedy_targets, logits.astype(dtype))
-    assert found.tolist() == [2, 0, 2, 0]
-    wide = np.zeros((2, 20_000), dtype)
-    wide[1, [12_345, 19_999]] = np.inf
-    assert kernels(greedy_targets, wide).tolist() == [0, 12_345]
+@pytest.mark.parametrize(("row", "token"), ROWS)
+def test_greedy_targets_of_known_rows(backend, dtype, row, token):
+    values = [{"t": TINY[dtype.name], "-t": -TINY[dtype.name]}.get(value, value) for value in row]
+    assert backend(greedy_targets, np.array([values], dtype)).tolist() == [token]
+
+
+@dtypes
+@pytest.mark.parametrize("position", [1, 255, 256, 4095, 163838])
+@pytest.mark.parametrize("best", [2, np.inf])
+def test_greedy_targets_of_a_tie_in_a_wide_row(backend, dtype, position, best):
+    """A block reduction that keeps the later operand returns 163839."""
+    logits = np.zeros((1, 163840), dtype)
+    logits[0, [position, 163839]] = best
+    assert backend(greedy_targets, logits).tolist() == [position]
 
 
 def near(logits, u, temperature, token):
@@ -109,12 +127,11 @@ def test_sample_targets_matches_reference_at_the_ends(kernels, dtype):
     assert kernels(sample_targets, logits, uniforms.astype(np.float32), temperature=1e-300)[0] == 7
 
 
-def test_sample_targets_matches_the_distribution(kernels):
-    logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
-    rows_of_one = np.broadcast_to(logits, (4000, 3)).copy()
-    uniforms = (np.arange(4000) + 0.5) / 4000
-    found = kernels(sample_targets, rows_of_one, uniforms, temperature=1.0)
-    assert np.bincount(found).tolist() == [2000, 1200, 800]
+def test_sample_targets_matches_the_distribution(backend):
+    """Evenly spread uniforms give each id exactly as often as its probability says."""
+    logits = np.tile(np.log(np.array([0.5, 0.3, 0.2], np.float32)), (1000, 1))
+    found = backend(sample_targets, logits, (np.arange(1000) + 0.5) / 1000, temperature=1.0)
+    assert np.bincount(found).tolist() == [500, 300, 200]
 
 
 @pytest.mark.parametrize("function", [greedy_targets, sample_targets])
@@ -122,12 +139,10 @@ def test_targets_never_trust_device_values(kernels, function):
     """Counts outside 0..N, draws outside [0, 1) and temperatures that are none end, inside the arrays."""
     logits = np.random.default_rng(0).standard_normal((4, 2, 100)).astype(np.float32)
     counts = np.array([-5, 2**31 - 1, 2, 1], np.int32)
-    more = {}
+    arrays, more = [logits], {}
     if function is sample_targets:
-        uniforms = np.array([[0.5, 0.5], [np.nan, -1.0], [2.0, np.inf], [0.5, 0.5]])
-        logits = [logits, uniforms]
+        arrays.append(np.array([[0.5, 0.5], [np.nan, -1.0], [2.0, np.inf], [0.5, 0.5]]))
         more["temperature"] = np.array([1.0, 0.0, np.nan, -1.0])
-    arrays = logits if isinstance(logits, list) else [logits]
     found = kernels(function, *arrays, num_nodes=counts, **more)
     assert (found < 100).all()
     assert found[0].tolist() == [-1, -1]

@@ -10,13 +10,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ddtree_cupy import greedy_targets, sample_targets
-from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, ShapeError
 from ddtree_cupy.testing import assert_identical, unchanged
-from ddtree_cupy.tree_accept import reference
+from ddtree_cupy.testing.strategies import seeds
 
 DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64)]
 LAST_UNIFORM = 1 - 2.0**-53
-seeds = st.integers(0, 2**32 - 1)
 
 
 def lowest_best_id(row):
@@ -56,7 +54,7 @@ def tied_logits(rng, shape, dtype):
 
 
 @given(
-    seeds,
+    seeds(),
     st.lists(st.integers(0, 5), min_size=1, max_size=3),
     st.sampled_from([1, 2, 31, 33, 100]),
     st.sampled_from(DTYPES),
@@ -76,48 +74,6 @@ def test_greedy_targets_matches_oracle(seed, counts, vocab, dtype, with_infinity
     with unchanged(logits=logits, num_nodes=num_nodes):
         found = greedy_targets(logits, num_nodes=num_nodes)
     assert_identical(found, wanted)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("row", "token"),
-    [
-        ([0, 0, 0, 7, 7, 1], 3),
-        ([0.0, -0.0, 0.0], 0),
-        ([-0.0, 0.0], 0),
-        ([-np.inf, -np.inf, -5], 2),
-        ([np.inf, 3, np.inf], 0),
-        ([-np.inf, 3, np.inf, np.inf], 2),
-        ([-1], 0),
-    ],
-)
-def test_greedy_targets_matches_oracle_on_ties(row, token, dtype):
-    assert greedy_targets(np.array([row], dtype)).tolist() == [token]
-
-
-@pytest.mark.parametrize("position", [1, 255, 256, 4095, 163838])
-def test_greedy_targets_matches_oracle_on_ties_in_a_wide_row(position):
-    """A block reduction that keeps the later operand returns 163839."""
-    logits = np.zeros((1, 163840), np.float32)
-    logits[0, [position, 163839]] = 2
-    assert greedy_targets(logits).tolist() == [position]
-
-
-@pytest.mark.parametrize("row", [[0, np.nan, 1], [np.nan] * 3, [-np.inf] * 3, [np.nan, np.inf, 0]])
-def test_greedy_targets_rejects_rows_without_a_maximum(row):
-    logits = np.zeros((2, 2, 3), np.float32)
-    logits[1, 1] = row
-    with pytest.raises(ArgumentError, match=r"^greedy_targets: `target_logits`"):
-        greedy_targets(logits)
-    assert greedy_targets(logits, num_nodes=np.array([2, 1], np.int32)).tolist() == [[0, 0], [0, -1]]
-
-
-@pytest.mark.parametrize("row", [[0, np.nan, 1], [np.nan] * 3, [-np.inf] * 3])
-def test_reference_greedy_targets_matches_the_kernel_rule_on_bad_rows(row):
-    """What CUDA gives where NumPy's public call raises: -1."""
-    logits = np.zeros((1, 2, 3), np.float32)
-    logits[0, 1] = row
-    assert reference.greedy_targets(logits, num_nodes=np.array([2], np.int32)).tolist() == [[0, -1]]
 
 
 def test_greedy_targets_is_identical_without_the_batch_axis_and_with_an_int():
@@ -144,12 +100,8 @@ def test_targets_is_identical_with_out():
         lambda **options: sample_targets(logits, uniforms, temperature=0.7, **options),
     ):
         wanted, out = call(), np.full((2, 3), 99, np.int32)
-        assert_identical(call(out=out), wanted)
+        assert call(out=out) is out
         assert_identical(out, wanted)
-        with pytest.raises(DTypeError, match="`out`"):
-            call(out=np.zeros((2, 3), np.int64))
-        with pytest.raises(ShapeError, match="`out`"):
-            call(out=np.zeros((2, 4), np.int32))
 
 
 def test_targets_is_identical_for_strided_logits():
@@ -163,7 +115,7 @@ def test_targets_is_identical_for_strided_logits():
 
 
 @given(
-    seeds,
+    seeds(),
     st.lists(st.integers(0, 4), min_size=1, max_size=3),
     st.sampled_from([1, 2, 31, 100]),
     st.sampled_from(DTYPES),
@@ -254,7 +206,7 @@ def test_sample_targets_matches_oracle_with_the_total_summed_in_id_order(tail_sh
     assert sample_targets(row[None], np.array([uniform]), temperature=1.0).tolist() == [wanted]
 
 
-@given(seeds)
+@given(seeds())
 def test_sample_targets_is_invariant_under_a_shift_of_the_logits(seed):
     """Only logit - max counts; integers keep the difference exact at any level."""
     rng = np.random.default_rng(seed)
@@ -265,7 +217,7 @@ def test_sample_targets_is_invariant_under_a_shift_of_the_logits(seed):
         assert_identical(sample_targets(logits + shift, uniforms, temperature=0.9), wanted)
 
 
-@given(seeds)
+@given(seeds())
 def test_sample_targets_is_identical_per_request_under_a_temperature_array(seed):
     rng = np.random.default_rng(seed)
     logits, uniforms = rng.standard_normal((3, 4, 11)), rng.random((3, 4))
@@ -275,150 +227,3 @@ def test_sample_targets_is_identical_per_request_under_a_temperature_array(seed)
         assert_identical(found[b], sample_targets(logits[b], uniforms[b], temperature=temperature))
     alone = sample_targets(logits[0], uniforms[0], temperature=np.array(0.1))
     assert_identical(alone, found[0])
-
-
-@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-6])
-def test_sample_targets_matches_greedy_at_tiny_temperatures(temperature):
-    """(logit - max) / temperature overflows to -inf: weight 0, no warning."""
-    rng = np.random.default_rng(3)
-    logits = (1e10 * rng.standard_normal((50, 30))).astype(np.float64)
-    found = sample_targets(logits, rng.random(50), temperature=temperature)
-    assert_identical(found, greedy_targets(logits))
-
-
-@pytest.mark.parametrize("temperature", [1e300, 1e6])
-def test_sample_targets_matches_a_uniform_draw_at_huge_temperatures(temperature):
-    logits = np.arange(8.0)[None]
-    found = [sample_targets(logits, np.array([(k + 0.5) / 8]), temperature=temperature).item() for k in range(8)]
-    assert found == list(range(8))
-
-
-def test_sample_targets_matches_oracle_on_the_widest_logits():
-    """float64 keeps the difference of the two largest float32 numbers finite."""
-    top = np.finfo(np.float32).max
-    assert sample_targets(np.array([[-top, top]]), np.array([0.0]), temperature=1.0).tolist() == [1]
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_sample_targets_is_identical_for_a_dtype_and_its_upcast(dtype):
-    """No arithmetic may run in the input dtype."""
-    rng = np.random.default_rng(4)
-    logits, uniforms = (3 * rng.standard_normal((64, 500))).astype(dtype), rng.random(64)
-    results = [sample_targets(each, uniforms, temperature=0.8) for each in (logits, logits.astype(np.float64))]
-    assert_identical(*results)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_sample_targets_matches_the_distribution(temperature):
-    """Chi-square over 1e5 draws from p = (.5, .3, .2); a "sampler" that returns argmax fails by far."""
-    draws = 100_000
-    weights = np.array([0.5, 0.3, 0.2]) ** (1 / temperature)
-    expected = draws * weights / weights.sum()
-    logits = np.broadcast_to(np.log(np.array([0.5, 0.3, 0.2])), (draws, 3))
-    uniforms = np.random.default_rng(5).random(draws)
-    counts = np.bincount(sample_targets(logits, uniforms, temperature=temperature), minlength=3)
-    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # 0.1 % point of chi-square with 2 degrees of freedom
-
-
-def test_sample_targets_matches_the_distribution_by_enumeration():
-    """Weights 5 : 3 : 2 and the ten uniforms (k + 1/2) / 10 give each id exactly that often."""
-    logits = np.broadcast_to(np.log(np.array([5.0, 3.0, 2.0])), (10, 3))
-    found = sample_targets(logits, (np.arange(10) + 0.5) / 10, temperature=1.0)
-    assert found.tolist() == [0] * 5 + [1] * 3 + [2] * 2
-
-
-BAD_ROWS = {
-    "NaN": [0, np.nan, 1],
-    "+inf": [0, np.inf, 1],
-    "all -inf": [-np.inf] * 3,
-    "NaN and -inf": [np.nan, -np.inf, -np.inf],
-}
-
-
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_sample_targets_rejects_bad_rows(case):
-    logits = np.zeros((2, 2, 3), np.float32)
-    logits[1, 1] = BAD_ROWS[case]
-    uniforms = np.full((2, 2), 0.5)
-    with pytest.raises(ArgumentError, match=r"^sample_targets: `target_logits`"):
-        sample_targets(logits, uniforms, temperature=1.0)
-    found = sample_targets(logits, uniforms, temperature=1.0, num_nodes=np.array([2, 1], np.int32))
-    assert found.tolist() == [[1, 1], [1, -1]]
-
-
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_reference_sample_targets_matches_the_kernel_rule_on_bad_rows(case):
-    logits = np.array([[[0, 1, 0], BAD_ROWS[case]]], np.float32)
-    found = reference.sample_targets(
-        logits, np.zeros((1, 2)), temperature=np.ones(1), num_nodes=np.array([2], np.int32)
-    )
-    assert found.tolist() == [[0, -1]]
-
-
-def targets_arguments():
-    return {
-        "target_logits": np.zeros((2, 3, 5), np.float32),
-        "uniforms": np.full((2, 3), 0.5),
-        "temperature": 1.0,
-        "num_nodes": np.array([3, 2], np.int32),
-    }
-
-
-SHARED = {
-    "flat logits": ({"target_logits": np.zeros(5, np.float32)}, ShapeError, "target_logits"),
-    "integer logits": ({"target_logits": np.zeros((2, 3, 5), np.int32)}, DTypeError, "target_logits"),
-    "a list": ({"target_logits": [[[0.0]]]}, DTypeError, "target_logits"),
-    "num_nodes of another batch": ({"num_nodes": np.array([3], np.int32)}, ShapeError, "num_nodes"),
-    "int64 num_nodes": ({"num_nodes": np.array([3, 2])}, DTypeError, "num_nodes"),
-    "num_nodes above N": ({"num_nodes": np.array([3, 4], np.int32)}, DDTreeError, "num_nodes"),
-    "negative num_nodes": ({"num_nodes": np.array([3, -1], np.int32)}, DDTreeError, "num_nodes"),
-    "num_nodes int above N": ({"num_nodes": 4}, ArgumentError, "num_nodes"),
-    "float num_nodes": ({"num_nodes": 2.0}, DTypeError, "num_nodes"),
-}
-SAMPLING = {
-    "uniforms of other nodes": ({"uniforms": np.zeros((2, 4))}, ShapeError, "uniforms"),
-    "uniforms without batch": ({"uniforms": np.zeros(3)}, ShapeError, "uniforms"),
-    "float16 uniforms": ({"uniforms": np.zeros((2, 3), np.float16)}, DTypeError, "uniforms"),
-    "integer uniforms": ({"uniforms": np.zeros((2, 3), np.int64)}, DTypeError, "uniforms"),
-    "one number for all": ({"uniforms": 0.5}, DTypeError, "uniforms"),
-    "u = 1": ({"uniforms": np.ones((2, 3))}, ArgumentError, "uniforms"),
-    "u < 0": ({"uniforms": np.full((2, 3), -0.1)}, ArgumentError, "uniforms"),
-    "u NaN": ({"uniforms": np.full((2, 3), np.nan)}, ArgumentError, "uniforms"),
-    "temperature 0": ({"temperature": 0.0}, ArgumentError, "temperature"),
-    "temperature negative": ({"temperature": -1.0}, ArgumentError, "temperature"),
-    "temperature NaN": ({"temperature": np.nan}, ArgumentError, "temperature"),
-    "temperature inf": ({"temperature": np.inf}, ArgumentError, "temperature"),
-    "temperature None": ({"temperature": None}, DTypeError, "temperature"),
-    "temperature string": ({"temperature": "1"}, DTypeError, "temperature"),
-    "temperature array with 0": ({"temperature": np.array([1.0, 0.0])}, ArgumentError, "temperature"),
-    "temperature array with NaN": ({"temperature": np.array([1.0, np.nan])}, ArgumentError, "temperature"),
-    "temperature of another batch": ({"temperature": np.ones(3)}, ShapeError, "temperature"),
-    "temperature per node": ({"temperature": np.ones((2, 3))}, ShapeError, "temperature"),
-    "integer temperature array": ({"temperature": np.ones(2, np.int32)}, DTypeError, "temperature"),
-}
-
-
-@pytest.mark.parametrize("case", SHARED)
-def test_greedy_targets_rejects(case):
-    changes, error, name = SHARED[case]
-    given = targets_arguments() | changes
-    with pytest.raises(error, match=f"^greedy_targets: .*`{name}`"):
-        greedy_targets(given["target_logits"], num_nodes=given["num_nodes"])
-
-
-@pytest.mark.parametrize("case", SHARED | SAMPLING)
-def test_sample_targets_rejects(case):
-    changes, error, name = (SHARED | SAMPLING)[case]
-    given = targets_arguments() | changes
-    with pytest.raises(error, match=f"^sample_targets: .*`{name}`"):
-        sample_targets(
-            given["target_logits"],
-            given["uniforms"],
-            temperature=given["temperature"],
-            num_nodes=given["num_nodes"],
-        )
-
-
-def test_sample_targets_rejects_a_missing_temperature():
-    with pytest.raises(TypeError, match="temperature"):
-        sample_targets(np.zeros((1, 2)), np.zeros(1))

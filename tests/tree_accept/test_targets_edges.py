@@ -95,27 +95,29 @@ def sample_medians(logits, **options):
 
 FUNCTIONS = {"greedy_targets": greedy_targets, "sample_targets": sample_medians}
 BAD = {"NaN": [0, np.nan, 1], "all -inf": [-np.inf] * 3, "NaN alone": [np.nan, -np.inf, -np.inf]}
+INFINITE = {"+inf": [0, np.inf, 0]}  # bad for sampling alone
+BAD_OF_EACH = [(name, case) for name in FUNCTIONS for case in (BAD if name == "greedy_targets" else BAD | INFINITE)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("case", [*BAD, "+inf"])
+@pytest.mark.parametrize("case", BAD | INFINITE)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=str)
 def test_targets_mark_bad_rows_on_every_backend(backend, function, case, dtype):
-    logits = np.array([[0, 5, 0], BAD.get(case, [0, np.inf, 0]), [9, 0, 0]], np.float32).astype(dtype)
+    logits = np.array([[0, 5, 0], (BAD | INFINITE)[case], [9, 0, 0]], np.float32).astype(dtype)
     found = backend(FUNCTIONS[function], logits, on_bad_row="mark").tolist()
     assert found == [1, 1 if (function, case) == ("greedy_targets", "+inf") else -1, 0]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize(("function", "case"), BAD_OF_EACH)
 @pytest.mark.parametrize("rule", ["auto", "raise"])
 def test_targets_on_numpy_raise_for_bad_rows(function, case, rule):
     """The message names the place, and its advice works."""
     logits = np.zeros((2, 3, 3), np.float32)
-    logits[1, 2] = BAD[case]
+    logits[1, 2] = (BAD | INFINITE)[case]
     with pytest.raises(ArgumentError, match=rf"^{function}: .* request 1 .* node 2; on_bad_row='mark' gives -1 there"):
         FUNCTIONS[function](logits, on_bad_row=rule)
     assert FUNCTIONS[function](logits, on_bad_row="mark")[1, 2] == -1
+    assert FUNCTIONS[function](logits, num_nodes=np.array([3, 2], np.int32))[1, 2] == -1  # is not read
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
