@@ -9,10 +9,10 @@ from ddtree_cupy import AcceptResult, accept
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.interop import from_sglang, from_sglang_accept, to_sglang, to_sglang_accept
 from ddtree_cupy.testing import assert_identical
-from ddtree_cupy.testing.strategies import draft_trees
+from ddtree_cupy.testing.strategies import draft_trees, seeds
 from tests.interop.cases import PARENTS, T6, TOKENS, batch_of, batched, ints
 from tests.refusals import rejects
-from tests.tree_accept.cases import random_targets, seeds
+from tests.tree_accept.cases import random_targets
 
 T6_RESULT = AcceptResult(ints([0, 3, 5, -1, -1, -1]), ints(2), ints(9))
 
@@ -20,7 +20,7 @@ T6_RESULT = AcceptResult(ints([0, 3, 5, -1, -1, -1]), ints(2), ints(9))
 @st.composite
 def accepted_trees(draw):
     tree = draw(draft_trees(inactive=False, vocab=6, max_nodes=40))
-    targets = np.abs(random_targets(np.random.default_rng(draw(seeds)), tree))
+    targets = np.abs(random_targets(np.random.default_rng(draw(seeds())), tree))
     return batched(tree), targets.reshape(batched(tree).token_ids.shape)
 
 
@@ -60,7 +60,7 @@ def test_to_sglang_accept_matches_a_walk_over_its_links(drawn):
         assert found["predicts"][rows].tolist() == predicted
 
 
-@given(accepted_trees(), seeds)
+@given(accepted_trees(), seeds())
 def test_from_sglang_is_invariant_under_the_order_of_siblings(drawn, seed):
     """SGLang's own vectors link siblings in orders of their own, say 4 and then 1."""
     tree, targets = drawn
