@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,7 @@ from ddtree_cupy.explore.traces import SHIPPED_TRACES, Traces
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; exit code 1 when it failed.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Default: those of the command line.
-    """
+    """Run one command, by default that of the command line; exit code 1 when it failed."""
     return run_command("explore", lambda: run(_parser().parse_args(arguments)))
 
 
@@ -61,13 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
-    """Record the bundled models, float64, greedy, on held-out prompts whose text does not become periodic.
-
-    Parameters
-    ----------
-    num_prompts, num_positions : int
-    out : path
-    """
+    """Record the bundled models, float64, greedy, on held-out prompts whose text does not become periodic."""
     from ddtree_cupy.decode.evaluate import PROMPT_BYTES, heldout_prompts, is_periodic
     from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_text
 
@@ -95,20 +84,11 @@ def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
 
 
 def policy_table(traces: Traces, workers: int) -> str:
-    """Return one line a named policy: tokens per pass, its 95 % interval, mean nodes besides the root.
-
-    Parameters
-    ----------
-    traces : Traces
-    workers : int
-    """
+    """Return one line a named policy: tokens per pass, its 95 % interval, mean nodes besides the root."""
     policies = list(named_policies().values())
     workers = min(workers, len(policies))
-    if workers > 1:
-        with ProcessPoolExecutor(workers) as executor:
-            results = sweep(traces, policies, executor=executor)
-    else:
-        results = sweep(traces, policies)
+    with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as executor:
+        results = sweep(traces, policies, executor=executor)
     lines = [f"{traces}", f"{'policy':<34}{'tokens a pass':>14}{'95 %':>16}{'nodes':>8}"]
     for result in results:
         value, low, high = tokens_per_pass(result)

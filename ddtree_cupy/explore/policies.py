@@ -17,7 +17,7 @@ from ddtree_cupy.tree_build import best_first_tree, choose_budget
 
 __all__ = ["BestFirst", "CostAware", "EntropyBudget", "Policy", "chain", "named_policies"]
 
-Array = Any
+_LIMITS = ("max_depth", "max_children", "min_path_score", "spine")
 
 
 class Policy(Protocol):
@@ -63,8 +63,19 @@ def check_policy(function: str, name: str, policy: Any) -> None:
         raise DTypeError(f"{function}: `{name}` is {what}, expected a policy: an object with `name` and `build`")
 
 
+class _BestFirstBudgets:
+    """Base of the policies whose trees are best-first; each says with which options of `best_first_tree`."""
+
+    def _options(self, candidates: Candidates) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
+        """Return one tree a request; see `Policy.build`."""
+        return best_first_tree(candidates, root_token_ids=root_token_ids, **self._options(candidates))
+
+
 @dataclass(frozen=True)
-class BestFirst:
+class BestFirst(_BestFirstBudgets):
     """The most probable prefixes under the draft marginals, with every limit that `best_first_tree` takes.
 
     Attributes
@@ -92,29 +103,10 @@ class BestFirst:
     @property
     def name(self) -> str:
         """`label`, or budget and limits."""
-        limits = ("max_depth", "max_children", "min_path_score", "spine")
-        return self.label or ", ".join([f"best-first {self.budget}", *_given(self, limits)])
+        return self.label or ", ".join([f"best-first {self.budget}", *_given(self, _LIMITS)])
 
-    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return one tree a request; see `Policy.build`.
-
-        Parameters
-        ----------
-        candidates, root_token_ids
-        """
-        return self._build(candidates, root_token_ids, self.budget)
-
-    def _build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32], budget: Array) -> DraftTree:
-        return best_first_tree(
-            candidates,
-            budget=budget,
-            root_token_ids=root_token_ids,
-            capacity=None if isinstance(budget, int) else self.budget,
-            max_depth=self.max_depth,
-            max_children=self.max_children,
-            min_path_score=self.min_path_score,
-            spine=self.spine,
-        )
+    def _options(self, candidates: Candidates) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("budget", *_LIMITS)}
 
 
 def _given(policy: Any, names: tuple[str, ...]) -> list[str]:
@@ -140,7 +132,7 @@ def chain(length: int) -> BestFirst:
 
 
 @dataclass(frozen=True)
-class EntropyBudget:
+class EntropyBudget(_BestFirstBudgets):
     """Best-first, with a budget that rises with the drafter's doubt at this position.
 
     The doubt is the mean entropy (nats) of the first `depths` draft rows; the budget rises linearly from `low` at 0
@@ -198,19 +190,12 @@ class EntropyBudget:
         ).astype(np.int32)
         return budgets
 
-    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return one tree a request; see `Policy.build`.
-
-        Parameters
-        ----------
-        candidates, root_token_ids
-        """
-        budget = self.budgets(candidates)
-        return best_first_tree(candidates, budget=budget, root_token_ids=root_token_ids, capacity=self.high)
+    def _options(self, candidates: Candidates) -> dict[str, Any]:
+        return {"budget": self.budgets(candidates), "capacity": self.high}
 
 
 @dataclass(frozen=True)
-class CostAware:
+class CostAware(_BestFirstBudgets):
     """Best-first, cut where expected tokens per cost are highest: `choose_budget` at every position.
 
     Attributes
@@ -254,23 +239,16 @@ class CostAware:
         """
         return BestFirst(self.max_budget).build(candidates, root_token_ids)
 
-    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return one tree a request; see `Policy.build`.
-
-        Parameters
-        ----------
-        candidates, root_token_ids
-        """
-        tree = self.widest(candidates, root_token_ids)
+    def _options(self, candidates: Candidates) -> dict[str, Any]:
         costs = (
             self.cost.array(self.max_budget)
             if isinstance(self.cost, CostModel)
             else np.array([self.cost(budget) for budget in range(self.max_budget + 1)])
         )
-        scores = tree.path_scores
+        scores = self.widest(candidates, np.zeros(len(candidates.lse), np.int32)).path_scores
         assert scores is not None
         budgets = np.array([choose_budget(row, costs) for row in scores], np.int32)
-        return BestFirst(self.max_budget)._build(candidates, root_token_ids, budgets)
+        return {"budget": budgets, "capacity": self.max_budget}
 
 
 def named_policies() -> dict[str, Policy]:

@@ -61,15 +61,6 @@ def record(
     progress : bool
         Show a bar in a terminal or a notebook, when tqdm is installed.
 
-    Returns
-    -------
-    Traces
-
-    Raises
-    ------
-    ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
-
     Notes
     -----
     What the models return is checked before it is used, and nothing is returned of a recording that ends in an error.

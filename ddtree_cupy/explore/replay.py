@@ -139,10 +139,6 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
     policy : Policy
         A ready-made one, or any object with `name` and `build(candidates, root_token_ids)`.
 
-    Returns
-    -------
-    Outcomes
-
     Raises
     ------
     ArgumentError
@@ -233,15 +229,6 @@ def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, see
         Draw prompts with replacement until there are this many rounds, at most ten million; default: each prompt once.
     seed : int
         Of the drawing. The same seed draws the same prompts for every policy.
-
-    Returns
-    -------
-    Replay
-
-    Raises
-    ------
-    ArgumentError
-        As `score`.
 
     Notes
     -----

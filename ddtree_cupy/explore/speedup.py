@@ -18,6 +18,7 @@ from ddtree_cupy.explore.traces import Traces
 
 __all__ = ["BudgetCurve", "Interval", "budget_curve", "speedup", "tokens_per_pass"]
 
+Array = npt.NDArray[np.floating[Any]]
 Cost = Callable[[int], float]
 _MOST_SAMPLES = 1_000_000  # of a bootstrap; all of them are held at once
 
@@ -53,20 +54,11 @@ def tokens_per_pass(result: Replay, *, samples: int = 1000, confidence: float = 
     confidence : float
         Between 0 and 1.
     seed : int
-
-    Returns
-    -------
-    Interval
-        Of NaN to NaN with fewer than two prompts.
-
-    Raises
-    ------
-    DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
     """
-    bootstrap = _Bootstrap.checked("tokens_per_pass", samples, confidence, seed)
-    Checker("tokens_per_pass").kind("result", result, Replay)
-    return bootstrap.ratio(result, 1.0 + result.num_accepted, np.ones(result.num_rounds))
+    check = Checker("tokens_per_pass")
+    settings = _settings(check, samples, confidence, seed)
+    check.kind("result", result, Replay)
+    return _ratio(check, result, 1.0 + result.num_accepted, np.ones(result.num_rounds), *settings)
 
 
 def speedup(
@@ -92,16 +84,6 @@ def speedup(
     samples, confidence, seed
         As in `tokens_per_pass`.
 
-    Returns
-    -------
-    Interval
-        Of NaN to NaN with fewer than two prompts.
-
-    Raises
-    ------
-    DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
-
     Examples
     --------
     >>> from ddtree_cupy.explore import LinearCost, chain, replay
@@ -109,57 +91,48 @@ def speedup(
     >>> free.value == tokens_per_pass(replay(Traces.load(), chain(15))).value  # nodes cost nothing
     True
     """
-    bootstrap = _Bootstrap.checked("speedup", samples, confidence, seed)
-    round_us = _round_us("speedup", round_us)
+    check = Checker("speedup")
+    settings = _settings(check, samples, confidence, seed)
+    round_us = _round_us(check, round_us)
     check_cost("speedup", cost)
-    Checker("speedup").kind("result", result, Replay)
+    check.kind("result", result, Replay)
     sizes, inverse = np.unique(result.num_nodes, return_inverse=True)
     costs = np.array([cost_of("speedup", cost, size) for size in (0, *(sizes - 1).tolist())])
-    return bootstrap.ratio(result, (1.0 + result.num_accepted) * costs[0], costs[1:][inverse] + round_us)
+    return _ratio(check, result, (1.0 + result.num_accepted) * costs[0], costs[1:][inverse] + round_us, *settings)
 
 
-def _round_us(function: str, round_us: float) -> float:
-    found = Checker(function).real("round_us", round_us)
+def _round_us(check: Checker, round_us: float) -> float:
+    found = check.real("round_us", round_us)
     if found < 0:
-        raise ArgumentError(f"{function}: `round_us` is {round_us!r}, expected a finite number >= 0")
+        raise ArgumentError(f"{check.function}: `round_us` is {round_us!r}, expected a finite number >= 0")
     return found
 
 
-@dataclass(frozen=True)
-class _Bootstrap:
-    """Checked settings of a bootstrap over prompts."""
+def _settings(check: Checker, samples: int, confidence: float, seed: int) -> tuple[int, float, int]:
+    """Return the settings of a bootstrap, checked."""
+    samples = check.integer("samples", samples, low=1)
+    check.integer("samples", samples, low=1, high=_MOST_SAMPLES)
+    seed = check.integer("seed", seed, low=0)
+    share = check.real("confidence", confidence, above=0.0)
+    if share >= 1.0:
+        raise ArgumentError(f"{check.function}: `confidence` is {confidence!r}, expected a number between 0 and 1")
+    return samples, share, seed
 
-    function: str
-    samples: int
-    confidence: float
-    seed: int
 
-    @classmethod
-    def checked(cls, function: str, samples: int, confidence: float, seed: int) -> "_Bootstrap":
-        check = Checker(function)
-        samples = check.integer("samples", samples, low=1)
-        check.integer("samples", samples, low=1, high=_MOST_SAMPLES)
-        seed = check.integer("seed", seed, low=0)
-        share = check.real("confidence", confidence, above=0.0)
-        if share >= 1.0:
-            raise ArgumentError(f"{function}: `confidence` is {confidence!r}, expected a number between 0 and 1")
-        return cls(function, samples, share, seed)
-
-    def ratio(
-        self, result: Replay, gains: npt.NDArray[np.floating[Any]], spent: npt.NDArray[np.floating[Any]]
-    ) -> Interval:
-        """Ratio of sums, with prompts drawn with replacement; prompts without rounds play no part."""
-        if result.num_rounds == 0:
-            raise ArgumentError(f"{self.function}: `result` has no rounds, expected at least one")
-        prompts, of_round = np.unique(result.prompts, return_inverse=True)
-        gain, cost = (np.bincount(of_round, weights) for weights in (gains, spent))
-        value = float(gain.sum() / cost.sum())
-        if len(prompts) < 2:
-            return Interval(value, np.nan, np.nan)
-        drawn = np.random.default_rng(self.seed).integers(len(prompts), size=(self.samples, len(prompts)))
-        tails = [(1 - self.confidence) / 2, (1 + self.confidence) / 2]
-        low, high = np.quantile(gain[drawn].sum(1) / cost[drawn].sum(1), tails)
-        return Interval(value, float(low), float(high))
+def _ratio(
+    check: Checker, result: Replay, gains: Array, spent: Array, samples: int, confidence: float, seed: int
+) -> Interval:
+    """Ratio of sums, with prompts drawn with replacement; prompts without rounds play no part."""
+    if result.num_rounds == 0:
+        raise ArgumentError(f"{check.function}: `result` has no rounds, expected at least one")
+    prompts, of_round = np.unique(result.prompts, return_inverse=True)
+    gain, cost = (np.bincount(of_round, weights) for weights in (gains, spent))
+    value = float(gain.sum() / cost.sum())
+    if len(prompts) < 2:
+        return Interval(value, np.nan, np.nan)
+    drawn = np.random.default_rng(seed).integers(len(prompts), size=(samples, len(prompts)))
+    low, high = np.quantile(gain[drawn].sum(1) / cost[drawn].sum(1), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(value, float(low), float(high))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,10 +208,6 @@ def budget_curve(
     executor, progress
         As in `sweep`.
 
-    Returns
-    -------
-    BudgetCurve
-
     Examples
     --------
     >>> from ddtree_cupy.explore import LinearCost
@@ -252,8 +221,8 @@ def budget_curve(
     budgets = [check.integer(f"budgets[{at}]", budget, low=0) for at, budget in enumerate(given)]
     if not budgets:
         raise ArgumentError("budget_curve: `budgets` is empty, expected at least one budget")
-    _Bootstrap.checked("budget_curve", samples, 0.95, seed)  # before the replays, which take longer
-    _round_us("budget_curve", round_us)
+    _settings(check, samples, 0.95, seed)  # before the replays, which take longer
+    _round_us(check, round_us)
     if cost is not None:
         check_cost("budget_curve", cost)
         cost_of("budget_curve", cost, 0)

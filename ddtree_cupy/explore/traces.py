@@ -110,11 +110,6 @@ class Traces:
         ----------
         index : int
             0 .. Q - 1; nothing counts from the end.
-
-        Raises
-        ------
-        DTypeError, ArgumentError
-            The message names the argument, what it is and what was expected.
         """
         index = Checker("Traces.prompt").integer("index", index, low=0, high=self.num_prompts - 1)
         return range(int(self.prompt_starts[index]), int(self.prompt_starts[index + 1]))
@@ -126,11 +121,6 @@ class Traces:
         ----------
         prompts : sequence of int
             Each in 0 .. Q - 1.
-
-        Raises
-        ------
-        DTypeError, ArgumentError
-            As `prompt`.
         """
         check, high = Checker("Traces.select"), self.num_prompts - 1
         given = check.items("prompts", prompts)
