@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,10 +21,10 @@ from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
 from ddtree_cupy._terminal import run_command, show
 from ddtree_cupy.containers import DraftTree
-from ddtree_cupy.decode.generate import Generation, generate
+from ddtree_cupy.decode.generate import generate
 from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_names, heldout_text
 
-__all__ = ["Run", "heldout_prompts", "is_periodic", "run_all"]
+__all__ = ["PROMPT_BYTES", "Run", "heldout_prompts", "is_periodic", "prompt_at", "run_all"]
 
 PROMPT_BYTES = 256
 
@@ -57,13 +58,7 @@ class Run:
 
 
 def heldout_prompts(count: int) -> list[tuple[str, int]]:
-    """Return `count` places (file, offset) at line starts, spread evenly over all held-out files.
-
-    Raises
-    ------
-    DTypeError, ArgumentError
-        `count` is no integer, negative, or beyond the places there are.
-    """
+    """Return `count` places (file, offset) at line starts, spread evenly over all held-out files."""
     places = []
     for name in heldout_names():
         text = heldout_text(name)
@@ -83,9 +78,9 @@ def is_periodic(text: bytes, *, tail: int = 64, longest: int = 16) -> bool:
 def run_one(run: Run) -> Run:
     """Decode one text and return the run with its result."""
     target, drafter = _models(run.dtype, run.backend)
-    prompt = np.frombuffer(_prompt(run), np.uint8)
+    prompt = np.frombuffer(prompt_at(run.file, run.offset), np.uint8)
     chain = run.budget < 0
-    result: Generation = generate(
+    result = generate(
         target,
         drafter,
         prompt,
@@ -98,25 +93,22 @@ def run_one(run: Run) -> Run:
     return replace(run, text=bytes(result.token_ids.astype(np.uint8)), target_passes=result.target_passes)
 
 
-def _prompt(run: Run) -> bytes:
-    return heldout_text(run.file)[run.offset - PROMPT_BYTES : run.offset]
+def prompt_at(file: str, offset: int) -> bytes:
+    """Return the prompt before a place of a held-out file."""
+    return heldout_text(file)[offset - PROMPT_BYTES : offset]
 
 
 def run_all(runs: Sequence[Run], *, workers: int | None = None, label: str = "") -> list[Run]:
     """Decode all `runs` over worker processes, with a progress bar, and return them in order."""
     workers = workers or os.cpu_count() or 1
-    if workers == 1:
-        return list(with_progress(map(run_one, runs), len(runs), label, "text"))
-    with ProcessPoolExecutor(workers) as pool:
-        return list(with_progress(pool.map(run_one, runs, chunksize=4), len(runs), label, "text"))
+    with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as pool:
+        done = pool.map(run_one, runs, chunksize=4) if pool else map(run_one, runs)
+        return list(with_progress(done, len(runs), label, "text"))
 
 
 @cache
 def _models(dtype: str, backend: str = "numpy") -> tuple[TinyTarget, TinyDrafter]:
-    return (
-        TinyTarget.load(dtype=np.dtype(dtype), backend=backend),
-        TinyDrafter.load(dtype=np.dtype(dtype), backend=backend),
-    )
+    return TinyTarget.load(dtype=dtype, backend=backend), TinyDrafter.load(dtype=dtype, backend=backend)
 
 
 def lossless(
@@ -146,7 +138,7 @@ def agreement(prompts: Sequence[tuple[str, int]], **settings: Any) -> list[dict[
         if not row["identical"]:
             pairs = enumerate(zip(host.text, device.text, strict=True))
             row["first"] = next(i for i, (a, b) in pairs if a != b)
-            row["float64_gap"] = top_two_gap(_prompt(host) + host.text[: row["first"]])
+            row["float64_gap"] = top_two_gap(prompt_at(*place) + host.text[: row["first"]])
         rows.append(row)
     return rows
 

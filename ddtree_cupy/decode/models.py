@@ -23,15 +23,7 @@ _TARGET, _DRAFTER = ("vocab_size", "allocate", "forward"), ("draft_len", "start"
 
 
 def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
-    """Return a prompt as int32 (n,), n >= 1, after checking it.
-
-    Parameters
-    ----------
-    function, name : str
-        The caller and its name of the prompt, for messages.
-    prompt : integer array_like, shape (n,)
-    vocab_size : int
-    """
+    """Return a prompt as int32 (n,), n >= 1, after checking it; `function` calls it `name`."""
     tokens = host_array(function, name, prompt)
     if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
         raise ArgumentError(
@@ -43,14 +35,7 @@ def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: i
 
 
 class Models:
-    """A target and a drafter on behalf of one function; an answer that does not fit raises before it is used.
-
-    Parameters
-    ----------
-    function : str
-        The caller, for messages.
-    target, drafter : Target, Drafter or None
-    """
+    """A target and a drafter, if any, on behalf of `function`; an answer that does not fit raises before it is used."""
 
     def __init__(self, function: str, target: Any, drafter: Any) -> None:
         self.function, self.target, self.drafter = function, target, drafter
@@ -68,13 +53,7 @@ class Models:
     def most_nodes(self, name: str, budget: int, depth: int, max_children: Any = None) -> int:
         """Return how many of `budget` nodes a tree can have besides the root, whatever the drafter proposes.
 
-        Parameters
-        ----------
-        name : str
-            Of the budget, for messages.
-        budget, depth : int
-        max_children : int, optional
-            Other limits are left to `build_tree`.
+        `name` is that of the budget. Limits of children other than one integer are left to `build_tree`.
         """
         limit = max_children if isinstance(max_children, int) else None
         found = fillable_nodes(budget, self.draft_len, self.vocab_size, depth, limit)
@@ -83,15 +62,7 @@ class Models:
         return found
 
     def allocate(self, names: str, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
-        """Return the target's empty caches.
-
-        Parameters
-        ----------
-        names : str
-            The arguments that ask for their size, for messages.
-        max_context, max_nodes : int
-            As in `Target.allocate`.
-        """
+        """Return the target's empty caches, for whose size the arguments `names` ask."""
         room = max_context + max_nodes
         if room > MOST_POSITIONS:
             raise ArgumentError(
@@ -121,14 +92,7 @@ class Models:
         return tuple(found)
 
     def propose(self, state: Any, root_token_id: int) -> Array:
-        """Return the drafter's logits, float (L or fewer, V), in the array library of the caches.
-
-        Parameters
-        ----------
-        state : object
-            Of the drafter.
-        root_token_id : int
-        """
+        """Return the drafter's logits, float (L or fewer, V), in the array library of the caches."""
         name = "drafter.propose(...)"
         logits = self.drafter.propose(state, root_token_id)
         self._check_logits(name, logits, "draft_len")
@@ -140,14 +104,7 @@ class Models:
         return logits
 
     def forward(self, tree: DraftTree, kv: Sequence[PagedKV]) -> tuple[Array, Array]:
-        """Return the target's logits, float (N, V), and features (N, F), which are checked if there is a drafter.
-
-        Parameters
-        ----------
-        tree : DraftTree
-            Unbatched, N nodes.
-        kv : sequence of PagedKV
-        """
+        """Return the target's logits, float (N, V), and features (N, F), which are checked if there is a drafter."""
         answer = self.target.forward(tree, kv)
         if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise DTypeError(

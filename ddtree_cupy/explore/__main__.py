@@ -57,15 +57,15 @@ def run(options: argparse.Namespace) -> int:
 
 def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
     """Record the bundled models, float64, greedy, on held-out prompts whose text does not become periodic."""
-    from ddtree_cupy.decode.evaluate import PROMPT_BYTES, heldout_prompts, is_periodic
-    from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_text
+    from ddtree_cupy.decode.evaluate import PROMPT_BYTES, heldout_prompts, is_periodic, prompt_at
+    from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
 
     target, drafter = TinyTarget.load(dtype=np.float64), TinyDrafter.load(dtype=np.float64)
     places = heldout_prompts(num_prompts)
     traces = record(
         target,
         drafter,
-        [np.frombuffer(heldout_text(file)[offset - PROMPT_BYTES : offset], np.uint8) for file, offset in places],
+        [np.frombuffer(prompt_at(*place), np.uint8) for place in places],
         num_positions=num_positions,
         width=48,
         names=[f"{file}:{offset}" for file, offset in places],

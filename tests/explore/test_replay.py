@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import Candidates, DraftTree
-from ddtree_cupy.decode.evaluate import PROMPT_BYTES
-from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget, heldout_text
+from ddtree_cupy.decode.evaluate import prompt_at
+from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
 from ddtree_cupy.errors import ArgumentError, DDTreeError
 from ddtree_cupy.explore import (
     BestFirst,
@@ -45,7 +45,7 @@ def test_replay_is_identical_to_live_decoding_of_the_bundled_models(traces, mode
     options = {"budget": 15, "max_children": 1} if is_chain else {"budget": budget}
     for index in (0, 11) if is_chain or budget <= 64 else (11,):
         file, _, offset = traces.prompt_names[index].partition(":")
-        prompt = np.frombuffer(heldout_text(file)[int(offset) - PROMPT_BYTES : int(offset)], np.uint8)
+        prompt = np.frombuffer(prompt_at(file, int(offset)), np.uint8)
         live = live_rounds(*models, traces, index, prompt, **options)
         assert len(live) > 2
         assert replayed_rounds(traces, index, policy) == live

@@ -1,19 +1,16 @@
 """NumPy inference of the bundled drafter: a block of tokens from one forward pass."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ddtree_cupy.decode.tiny.config import DrafterConfig
-from ddtree_cupy.decode.tiny.layers import Array, apply_rope, place_on, rms_norm, rope_angles, rope_frequencies, swiglu
-from ddtree_cupy.decode.tiny.target import float_dtype
-from ddtree_cupy.decode.tiny.weights import Weights, check_shapes, load_weights
+from ddtree_cupy.decode.tiny.layers import Array, apply_rope, rms_norm, rope_angles, rope_frequencies
+from ddtree_cupy.decode.tiny.model import Layer, Named, Shapes, TinyModel, bundled, shared_parts
+from ddtree_cupy.decode.tiny.weights import Weights
 from ddtree_cupy.errors import ArgumentError, ShapeError
 
-DRAFTER_WEIGHTS = Path(__file__).parent / "drafter.npz"
+DRAFTER_WEIGHTS = bundled("drafter")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,18 +31,13 @@ class DrafterState:
 
 
 @dataclass(frozen=True, eq=False)
-class _Layer:
-    attention_norm: Array  # (D,)
+class _Layer(Layer):
     qkv: Array  # ((H + 2 KV) head_dim, D), query, key and value projections stacked
     q_norm: Array  # (head_dim,)
     k_norm: Array  # (head_dim,)
-    out: Array  # (D, H head_dim)
-    mlp_norm: Array  # (D,)
-    gate_up: Array  # (2 d_hidden, D)
-    down: Array  # (D, d_hidden)
 
 
-class TinyDrafter:
+class TinyDrafter(TinyModel[DrafterConfig]):
     """The bundled block drafter, on NumPy or CuPy.
 
     Slot 0 of a block holds the root token, slots 1 to L a learned vector each. All slots see each other, and in every
@@ -75,35 +67,43 @@ class TinyDrafter:
     (3, (15, 256))
     """
 
-    def __init__(
-        self, config: DrafterConfig, weights: Weights, dtype: npt.DTypeLike = np.float32, backend: str = "numpy"
-    ) -> None:
-        check_shapes(weights, _shapes(config))
-        self.config = config
-        self.draft_len, self.vocab_size = config.draft_len, config.vocab_size
-        self.dtype = float_dtype("TinyDrafter", dtype)
-        self._place = place_on(backend)
-        cast = {name: self._place(value.astype(self.dtype)) for name, value in weights.items()}
+    _kind, _config_type = "drafter", DrafterConfig
+
+    @staticmethod
+    def _shapes(config: DrafterConfig) -> tuple[Shapes, Shapes]:
+        width, size = config.d_model, config.head_dim
+        attention = {
+            "q": (config.num_heads * size, width),
+            "k": (config.num_kv_heads * size, width),
+            "v": (config.num_kv_heads * size, width),
+            "q_norm": (size,),
+            "k_norm": (size,),
+            "out": (width, config.num_heads * size),
+        }
+        others = {
+            "slots": (config.draft_len, width),
+            "fuse.weight": (width, config.num_features * config.d_feature),
+            "context_norm.weight": (width,),
+        }
+        return attention, others
+
+    def _take(self, weights: Weights, layers: list[Named]) -> None:
+        config = self.config
+        self.draft_len = config.draft_len
         self._frequencies = self._place(rope_frequencies(config.head_dim, config.rope_base))
-        self._embed, self._slots, self._fuse = cast["embed.weight"], cast["slots"], cast["fuse.weight"]
-        self._context_norm, self._norm, self._head = (cast[f"{n}.weight"] for n in ("context_norm", "norm", "head"))
-        self._layers = [_make_layer(cast, f"layers.{index}.") for index in range(config.num_layers)]
+        self._slots, self._fuse = weights["slots"], weights["fuse.weight"]
+        self._context_norm = weights["context_norm.weight"]
+        self._layers = [
+            _Layer(
+                qkv=np.concatenate([named("attention.q"), named("attention.k"), named("attention.v")]),
+                q_norm=named("attention.q_norm"),
+                k_norm=named("attention.k_norm"),
+                **shared_parts(named),
+            )
+            for named in layers
+        ]
         # keys and values of the context, for all layers in one product
         self._context_kv = np.concatenate([layer.qkv[config.num_heads * config.head_dim :] for layer in self._layers])
-
-    @classmethod
-    def load(cls, path: Path = DRAFTER_WEIGHTS, *, dtype: npt.DTypeLike = np.float32, backend: str = "numpy") -> Self:
-        """Read a weights file, by default the bundled one; `backend` "cupy" computes on the GPU.
-
-        Raises
-        ------
-        WeightsError
-            The file is missing, truncated, altered or foreign.
-        DTypeError
-            `dtype` is neither float32 nor float64.
-        """
-        config, weights = load_weights(path, "drafter", DrafterConfig)
-        return cls(config, weights, dtype, backend)
 
     def start(self) -> DrafterState:
         """Return the state of an empty text."""
@@ -118,11 +118,6 @@ class TinyDrafter:
         ----------
         features : float array, shape (n, F)
             The target's features of the next n positions, in order.
-
-        Raises
-        ------
-        ShapeError
-            `features` has another shape.
         """
         config = self.config
         width = config.num_features * config.d_feature
@@ -149,16 +144,12 @@ class TinyDrafter:
         state : DrafterState
             Has observed every position before the root.
         root_token_id : int
+            In 0..255.
 
         Returns
         -------
         float array, shape (L, 256)
             Logits; row i scores the token i + 1 positions after the root.
-
-        Raises
-        ------
-        ArgumentError
-            `root_token_id` is outside 0..255.
         """
         config = self.config
         if not 0 <= root_token_id < self.vocab_size:
@@ -167,7 +158,7 @@ class TinyDrafter:
         angles = self._angles(state.num_observed + np.arange(len(x)))
         for layer, keys, values in zip(self._layers, state.keys, state.values, strict=True):
             x = x + self._attend(layer, x, angles, keys, values)
-            x = x + swiglu(rms_norm(x, layer.mlp_norm, eps=config.norm_eps), layer.gate_up, layer.down)
+            x = layer.feed_forward(x, config.norm_eps)
         logits: Array = rms_norm(x[1:], self._norm, eps=config.norm_eps) @ self._head.T
         return logits
 
@@ -203,46 +194,3 @@ class TinyDrafter:
 
     def _angles(self, positions: Array) -> tuple[Array, Array]:
         return rope_angles(self._place(positions), self._frequencies, self.dtype)
-
-
-def _shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array in the weights file; matrices are (outputs, inputs)."""
-    width, size = config.d_model, config.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "attention_norm.weight": (width,),
-        "attention.q.weight": (config.num_heads * size, width),
-        "attention.k.weight": (config.num_kv_heads * size, width),
-        "attention.v.weight": (config.num_kv_heads * size, width),
-        "attention.q_norm.weight": (size,),
-        "attention.k_norm.weight": (size,),
-        "attention.out.weight": (width, config.num_heads * size),
-        "mlp_norm.weight": (width,),
-        "mlp.gate.weight": (config.d_hidden, width),
-        "mlp.up.weight": (config.d_hidden, width),
-        "mlp.down.weight": (width, config.d_hidden),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed.weight": (config.vocab_size, width),
-        "slots": (config.draft_len, width),
-        "fuse.weight": (width, config.num_features * config.d_feature),
-        "context_norm.weight": (width,),
-        "norm.weight": (width,),
-        "head.weight": (config.vocab_size, width),
-    }
-    return shapes | {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
-
-
-def _make_layer(weights: Weights, prefix: str) -> _Layer:
-    def named(name: str) -> Array:
-        return weights[f"{prefix}{name}.weight"]
-
-    return _Layer(
-        attention_norm=named("attention_norm"),
-        qkv=np.concatenate([named("attention.q"), named("attention.k"), named("attention.v")]),
-        q_norm=named("attention.q_norm"),
-        k_norm=named("attention.k_norm"),
-        out=named("attention.out"),
-        mlp_norm=named("mlp_norm"),
-        gate_up=np.concatenate([named("mlp.gate"), named("mlp.up")]),
-        down=named("mlp.down"),
-    )

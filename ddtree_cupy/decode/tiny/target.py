@@ -2,51 +2,35 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ddtree_cupy.containers import DraftTree, PagedKV
 from ddtree_cupy.decode.tiny.config import TargetConfig
-from ddtree_cupy.decode.tiny.layers import (
-    Array,
-    apply_rope,
-    heads_matmul,
-    place_on,
-    rms_norm,
-    rope_angles,
-    rope_frequencies,
-    swiglu,
-)
-from ddtree_cupy.decode.tiny.weights import Weights, check_shapes, load_weights
-from ddtree_cupy.errors import DTypeError, ShapeError
+from ddtree_cupy.decode.tiny.layers import Array, apply_rope, heads_matmul, rms_norm, rope_angles, rope_frequencies
+from ddtree_cupy.decode.tiny.model import Layer, Named, Shapes, TinyModel, bundled, shared_parts
+from ddtree_cupy.decode.tiny.weights import Weights
+from ddtree_cupy.errors import ShapeError
 from ddtree_cupy.tree_attention import tree_attention, write_kv
 
-TARGET_WEIGHTS = Path(__file__).parent / "target.npz"
+TARGET_WEIGHTS = bundled("target")
 PAGE_SIZE = 16
 
 
 @dataclass(frozen=True, eq=False)
-class _Layer:
+class _Layer(Layer):
     """Weights of one layer, ready for the absorbed form.
 
     Letters: D d_model, H heads, C latent width, R rope width, n and v the per-head sizes before absorption.
     """
 
-    attention_norm: Array  # (D,)
     q_kv_down: Array  # (H (n + R) + C + R, D), query and latent projections stacked
     kv_norm: Array  # (C,)
     k_up: Array  # (H, n, C)
     v_up: Array  # (H, C, v)
-    out: Array  # (D, H v)
-    mlp_norm: Array  # (D,)
-    gate_up: Array  # (2 d_hidden, D)
-    down: Array  # (D, d_hidden)
 
 
-class TinyTarget:
+class TinyTarget(TinyModel[TargetConfig]):
     """The bundled target model, on NumPy or CuPy.
 
     A decoder-only byte model in the form of DeepSeek-V3: all heads share one latent key-value row `ckv` and one
@@ -80,32 +64,35 @@ class TinyTarget:
     'b'
     """
 
-    def __init__(
-        self, config: TargetConfig, weights: Weights, dtype: npt.DTypeLike = np.float32, backend: str = "numpy"
-    ) -> None:
-        check_shapes(weights, _shapes(config))
-        self.config = config
-        self.vocab_size = config.vocab_size
-        self.dtype = float_dtype("TinyTarget", dtype)
-        self._place = place_on(backend)
-        cast = {name: self._place(value.astype(self.dtype)) for name, value in weights.items()}
-        self._frequencies = self._place(rope_frequencies(config.head_dim_kpe, config.rope_base))
-        self._embed, self._norm, self._head = cast["embed.weight"], cast["norm.weight"], cast["head.weight"]
-        self._layers = [_make_layer(config, cast, f"layers.{index}.") for index in range(config.num_layers)]
+    _kind, _config_type = "target", TargetConfig
 
-    @classmethod
-    def load(cls, path: Path = TARGET_WEIGHTS, *, dtype: npt.DTypeLike = np.float32, backend: str = "numpy") -> Self:
-        """Read a weights file, by default the bundled one; `backend` "cupy" computes on the GPU.
+    @staticmethod
+    def _shapes(config: TargetConfig) -> tuple[Shapes, Shapes]:
+        heads, width = config.num_heads, config.d_model
+        latent, rope = config.head_dim_ckv, config.head_dim_kpe
+        attention = {
+            "q": (heads * (config.head_dim_nope + rope), width),
+            "kv_down": (latent + rope, width),
+            "kv_norm": (latent,),
+            "k_up": (heads * config.head_dim_nope, latent),
+            "v_up": (heads * config.head_dim_v, latent),
+            "out": (width, heads * config.head_dim_v),
+        }
+        return attention, {}
 
-        Raises
-        ------
-        WeightsError
-            The file is missing, truncated, altered or foreign.
-        DTypeError
-            `dtype` is neither float32 nor float64.
-        """
-        config, weights = load_weights(path, "target", TargetConfig)
-        return cls(config, weights, dtype, backend)
+    def _take(self, weights: Weights, layers: list[Named]) -> None:
+        heads, latent = self.config.num_heads, self.config.head_dim_ckv
+        self._frequencies = self._place(rope_frequencies(self.config.head_dim_kpe, self.config.rope_base))
+        self._layers = [
+            _Layer(
+                q_kv_down=np.concatenate([named("attention.q"), named("attention.kv_down")]),
+                kv_norm=named("attention.kv_norm"),
+                k_up=named("attention.k_up").reshape(heads, -1, latent),
+                v_up=named("attention.v_up").reshape(heads, -1, latent).transpose(0, 2, 1),
+                **shared_parts(named),
+            )
+            for named in layers
+        ]
 
     def allocate(self, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
         """Return one empty cache a layer, with room for `max_context` keys and `max_nodes` tree nodes."""
@@ -136,11 +123,6 @@ class TinyTarget:
         logits : float array, shape (N, 256)
         features : float array, shape (N, F)
             Residual streams after the layers `config.feature_layers`, side by side.
-
-        Raises
-        ------
-        ShapeError, DTypeError, ArgumentError
-            The message names the argument, what it is and what was expected.
         """
         self._check(tree, kv)
         config = self.config
@@ -150,7 +132,7 @@ class TinyTarget:
         features = []
         for index, (layer, layer_kv) in enumerate(zip(self._layers, kv, strict=True)):
             x = x + self._attend(layer, x, cos, sin, tree, layer_kv)
-            x = x + swiglu(rms_norm(x, layer.mlp_norm, eps=config.norm_eps), layer.gate_up, layer.down)
+            x = layer.feed_forward(x, config.norm_eps)
             if index in config.feature_layers:
                 features.append(x)
         logits: Array = rms_norm(x, self._norm, eps=config.norm_eps) @ self._head.T
@@ -177,52 +159,3 @@ class TinyTarget:
         lens = {int(layer_kv.context_lens) for layer_kv in kv}
         if len(lens) != 1:
             raise ShapeError(f"TinyTarget.forward: `kv` has context_lens {sorted(lens)}, expected one length")
-
-
-def float_dtype(model: str, dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Return `dtype` when it is float32 or float64, else raise DTypeError."""
-    checked: np.dtype[Any] = np.dtype(dtype)
-    if checked not in (np.float32, np.float64):
-        raise DTypeError(f"{model}: `dtype` is {checked}, expected float32 or float64")
-    return checked
-
-
-def _shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every array in the weights file; matrices are (outputs, inputs)."""
-    heads, width = config.num_heads, config.d_model
-    latent, rope = config.head_dim_ckv, config.head_dim_kpe
-    layer: dict[str, tuple[int, ...]] = {
-        "attention_norm.weight": (width,),
-        "attention.q.weight": (heads * (config.head_dim_nope + rope), width),
-        "attention.kv_down.weight": (latent + rope, width),
-        "attention.kv_norm.weight": (latent,),
-        "attention.k_up.weight": (heads * config.head_dim_nope, latent),
-        "attention.v_up.weight": (heads * config.head_dim_v, latent),
-        "attention.out.weight": (width, heads * config.head_dim_v),
-        "mlp_norm.weight": (width,),
-        "mlp.gate.weight": (config.d_hidden, width),
-        "mlp.up.weight": (config.d_hidden, width),
-        "mlp.down.weight": (width, config.d_hidden),
-    }
-    shapes = {"embed.weight": (config.vocab_size, width), "head.weight": (config.vocab_size, width)}
-    layers = {f"layers.{i}.{name}": shape for i in range(config.num_layers) for name, shape in layer.items()}
-    return {**shapes, "norm.weight": (width,), **layers}
-
-
-def _make_layer(config: TargetConfig, weights: Weights, prefix: str) -> _Layer:
-    def named(name: str) -> Array:
-        return weights[f"{prefix}{name}.weight"]
-
-    k_up = named("attention.k_up").reshape(config.num_heads, config.head_dim_nope, config.head_dim_ckv)
-    v_up = named("attention.v_up").reshape(config.num_heads, config.head_dim_v, config.head_dim_ckv)
-    return _Layer(
-        attention_norm=named("attention_norm"),
-        q_kv_down=np.concatenate([named("attention.q"), named("attention.kv_down")]),
-        kv_norm=named("attention.kv_norm"),
-        k_up=k_up,
-        v_up=v_up.transpose(0, 2, 1),
-        out=named("attention.out"),
-        mlp_norm=named("mlp_norm"),
-        gate_up=np.concatenate([named("mlp.gate"), named("mlp.up")]),
-        down=named("mlp.down"),
-    )

@@ -55,12 +55,3 @@ def load_weights(path: Path, kind: str, config_type: type[Config]) -> tuple[Conf
     if wrong:
         raise WeightsError(f"{path}: {wrong[0]}, expected float16")
     return config, arrays
-
-
-def check_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise WeightsError unless `weights` has exactly these arrays."""
-    found = {name: value.shape for name, value in weights.items()}
-    wrong = sorted(name for name in found.keys() | shapes.keys() if found.get(name) != shapes.get(name))
-    if wrong:
-        name = wrong[0]
-        raise WeightsError(f"weights: `{name}` has shape {found.get(name)}, the config asks for {shapes.get(name)}")

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from ddtree_cupy.decode import evaluate
-from ddtree_cupy.decode.tiny import heldout_text
 from ddtree_cupy.decode.tiny.training.corpus import SEPARATOR
 from ddtree_cupy.decode.tiny.training.drafter import TorchDrafter, block_mask
 from ddtree_cupy.decode.tiny.training.sampling import repeats, sample
@@ -38,8 +37,7 @@ def bits_per_byte(target: TorchTarget, text: bytes, window: int = 1024) -> float
 
 def heldout_prompts(count: int) -> np.ndarray:
     """Return uint8 [count, 256], the prompts of `decode.evaluate`."""
-    places = evaluate.heldout_prompts(count)
-    texts = [heldout_text(name)[end - evaluate.PROMPT_BYTES : end] for name, end in places]
+    texts = [evaluate.prompt_at(*place) for place in evaluate.heldout_prompts(count)]
     return np.stack([np.frombuffer(text, np.uint8) for text in texts])
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ddtree_cupy._files import open_arrays, written_whole
+from ddtree_cupy.decode.evaluate import is_periodic
 from ddtree_cupy.decode.tiny.training.target import TorchTarget
 
 
@@ -82,8 +83,6 @@ def _prefill(target: TorchTarget, prompts: Tensor, caches: list[Tensor], rows: i
     return torch.cat(last)
 
 
-def repeats(tokens: np.ndarray, tail: int = 64, max_period: int = 16) -> np.ndarray:
-    """Tell for each row [n, S] whether its last `tail` bytes repeat with a short period."""
-    end = tokens[:, -tail:]
-    periods = [(end[:, p:] == end[:, :-p]).all(axis=1) for p in range(1, max_period + 1)]
-    return np.any(periods, axis=0)
+def repeats(tokens: np.ndarray) -> np.ndarray:
+    """Tell for each row [n, S] whether it ends in a short period."""
+    return np.array([is_periodic(row.tobytes()) for row in tokens], bool)
