@@ -49,13 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ddtree", description="Speculative decoding with draft trees.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    decode = commands.add_parser("decode", help="continue a prompt three ways and compare them")
+    decode = commands.add_parser("decode", help="continue a prompt in three ways and compare them")
     decode.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help="text to continue (default: a Python class)")
-    decode.add_argument("--budget", type=int, default=64, help="nodes a tree besides the root (default 64)")
+    decode.add_argument("--budget", type=int, default=64, help="nodes of each tree besides the root (default 64)")
     decode.add_argument("--max-new-tokens", type=int, default=128, help="bytes to add (default 128)")
     decode.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     decode.add_argument("--seed", type=int, default=0, help="for sampling (default 0)")
-    decode.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the models")
+    decode.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="default: float32")
     decode.add_argument(
         "--backend",
         choices=("numpy", "emulate", "cupy"),
@@ -69,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     tree.add_argument("--budget", type=int, default=16, help="nodes besides the root (default 16)")
     tree.add_argument("--root", type=int, default=0, help="token id of the root (default 0)")
     tree.add_argument("--max-depth", type=int, help="deepest level")
-    tree.add_argument("--max-children", type=int, help="most children of a node")
-    tree.add_argument("--min-path-score", type=float, help="least path score in nats")
+    tree.add_argument("--max-children", type=int, help="largest number of children of a node")
+    tree.add_argument("--min-path-score", type=float, help="smallest path score, in nats")
     tree.add_argument("--spine", type=int, default=0, help="insert the rank-0 chain to this depth first")
     tree.add_argument("--svg", type=Path, help="draw the tree into this file")
     tree.add_argument("--save", type=Path, help="save the tree's arrays into this .npz file")
@@ -80,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_run_doctor)
 
     kernels = commands.add_parser("kernels", help="compile every kernel for every architecture, without a GPU")
-    kernels.add_argument("--arch", action="append", help="only this one, e.g. sm_90; may be repeated")
+    kernels.add_argument("--arch", action="append", help="only this architecture, such as sm_90; may be repeated")
     kernels.set_defaults(run=_kernels)
 
     bench = commands.add_parser("bench", help="compare every kernel with its reference, then time it on this GPU")
-    bench.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant holds this")
+    bench.add_argument("pattern", nargs="?", default="", help="only cases whose op, name or variant contains this text")
     grids = bench.add_mutually_exclusive_group()
     grids.add_argument("--tree-sizes", action="store_true", help="tree_attention over the nodes, for explore's costs")
     grids.add_argument("--curves", action="store_true", help="tree_attention over nodes, heads, context, batch in turn")
@@ -166,11 +166,11 @@ def _decode_row(name: str, result: Any) -> dict[str, Any]:
 
 
 def _show_text(prompt: str, stream: Iterator[Any]) -> Iterator[Any]:
-    """Print the text as it comes: accepted drafts green and underlined, or in ‹ › where there is no colour."""
+    """Print the text while it is decoded: accepted drafts green and underlined, or in ‹ › where there is no colour."""
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     before, after = ("\033[4;32m", "\033[0m") if coloured else ("‹", "›")
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    begun = list(itertools.islice(stream, 1))  # what is refused is refused before anything is printed
+    begun = list(itertools.islice(stream, 1))  # errors come before anything is printed
     print(f"accepted drafts are marked {before}like this{after}\n")
     show(prompt, end="")
     for finished in itertools.chain(begun, stream):
@@ -230,7 +230,7 @@ def _tree(options: argparse.Namespace) -> int:
 
 
 def _load_logits(file: Path) -> Any:
-    if file.exists() and not file.is_file():  # to open a FIFO would be to wait for its writer
+    if file.exists() and not file.is_file():  # opening a FIFO would wait for its writer
         raise ArgumentError(f"{file} is not a regular file, expected a .npy or .npz file")
     with file.open("rb") as stream:
         if stream.peek(2)[:2] != b"PK":  # not a zip archive

@@ -1,4 +1,4 @@
-"""decode: the whole speculative loop on any pair of models, and a tiny bundled pair that makes it run anywhere."""
+"""decode: the whole speculative loop for any pair of models, and a tiny bundled pair with which it runs anywhere."""
 
 from ddtree_cupy.decode.generate import Generation, generate, generate_rounds
 from ddtree_cupy.decode.loop import Round

@@ -1,7 +1,7 @@
-"""Measure the bundled models on held-out text: is the text lossless, and how many tokens does a pass add?
+"""Measure the bundled models on held-out text: is decoding lossless, and how many tokens does a pass add?
 
 ``python -m ddtree_cupy.decode.evaluate lossless`` and ``... curve`` are `make lossless` and `make curve`;
-``... agreement`` compares the GPU's text with NumPy's.
+``... agreement`` compares the text that the GPU decodes with that of NumPy.
 """
 
 import argparse
@@ -31,14 +31,14 @@ PROMPT_BYTES = 256
 
 @dataclass(frozen=True)
 class Run:
-    """One text to decode: where the prompt is, how, and (once done) what came out.
+    """One text to decode: where its prompt is, how to decode it and, when that is done, the result.
 
     Attributes
     ----------
     file, offset : str, int
         The prompt is the 256 bytes of the held-out file before `offset`.
     budget : int
-        0 is autoregressive decoding; -1 the flat chain of the drafter's whole length.
+        0 is autoregressive decoding, -1 the flat chain of the full draft length.
     max_new_tokens, temperature, seed, dtype, backend
         As in `generate`; `dtype` and `backend` are those of the models.
     text : bytes
@@ -70,7 +70,7 @@ def heldout_prompts(count: int) -> list[tuple[str, int]]:
 
 
 def is_periodic(text: bytes, *, tail: int = 64, longest: int = 16) -> bool:
-    """Whether the last `tail` bytes repeat with a period of at most `longest`: degenerate text flatters drafts."""
+    """Whether the last `tail` bytes repeat with a period of at most `longest`; such a text is too easy to draft."""
     end = text[-tail:]
     return any(end[period:] == end[:-period] for period in range(1, longest + 1))
 
@@ -114,7 +114,7 @@ def _models(dtype: str, backend: str = "numpy") -> tuple[TinyTarget, TinyDrafter
 def lossless(
     prompts: Sequence[tuple[str, int]], budgets: Sequence[int], *, workers: int | None = None, **settings: Any
 ) -> list[dict[str, Any]]:
-    """Compare the text of every budget with autoregressive decoding; one row a budget."""
+    """Compare the text of every budget with autoregressive decoding; returns one row per budget."""
     rows = []
     plain = run_all([Run(*place, 0, **settings) for place in prompts], workers=workers, label="autoregressive")
     for budget in budgets:
@@ -126,10 +126,10 @@ def lossless(
 
 
 def agreement(prompts: Sequence[tuple[str, int]], **settings: Any) -> list[dict[str, Any]]:
-    """Compare the CUDA kernels' text with NumPy's, both float32, budget 64; one row a prompt.
+    """Compare the text of the CUDA kernels with that of NumPy, both float32, budget 64; returns one row per prompt.
 
-    Where they differ first, the row says how far apart the two best logits are in float64: a gap of rounding size
-    excuses the difference.
+    Where two texts begin to differ, the row says how far apart the two best logits are in float64: a gap of the size of
+    rounding errors explains the difference.
     """
     rows = []
     for place in prompts:
@@ -144,7 +144,7 @@ def agreement(prompts: Sequence[tuple[str, int]], **settings: Any) -> list[dict[
 
 
 def top_two_gap(text: bytes) -> float:
-    """Return how far the float64 target's best logit lies above its second after `text`."""
+    """Return by how much the best logit of the float64 target exceeds the second best after `text`."""
     target, _ = _models("float64")
     tokens = np.frombuffer(text, np.uint8)
     kv = target.allocate(0, tokens.size)
@@ -154,7 +154,7 @@ def top_two_gap(text: bytes) -> float:
 
 
 def tokens_per_pass(runs: Sequence[Run]) -> dict[str, Any]:
-    """Mean tokens a target pass over the texts that do not end in a short period, and how many were left out."""
+    """Mean tokens per target pass over the texts that do not end in a short period, and how many were left out."""
     kept = [run for run in runs if not is_periodic(run.text)]
     passes = sum(run.target_passes for run in kept)
     return {
@@ -177,8 +177,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddtree_cupy.decode.evaluate", description=__doc__)
     parser.add_argument("what", choices=("lossless", "curve", "agreement"))
     parser.add_argument("--prompts", type=int, default=100, help="held-out prompts (default 100)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="bytes a text (default 128)")
-    parser.add_argument("--dtype", choices=("float32", "float64"), help="default: float64 lossless, float32 curve")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="new bytes of each text (default 128)")
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="default: float64 (lossless), float32 (curve)")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     return parser
 
@@ -206,7 +206,7 @@ def _evaluate(options: argparse.Namespace) -> int:
                 done = run_all(runs, label=f"temperature {temperature}, {_name(budget)}")
                 rows.append({"temperature": temperature, "way": _name(budget), **tokens_per_pass(done)})
         lines = [
-            f"temperature {row['temperature']:<5}{row['way']:<10}{row['tokens_per_pass']:>7.2f} tokens a pass "
+            f"temperature {row['temperature']:<5}{row['way']:<10}{row['tokens_per_pass']:>7.2f} tokens per pass "
             f"({row['texts']} texts, {row['periodic']} periodic left out)"
             for row in rows
         ]

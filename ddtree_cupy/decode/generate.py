@@ -18,14 +18,14 @@ __all__ = ["Generation", "generate", "generate_rounds"]
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """A finished text and how it came about.
+    """A finished text and the rounds that made it.
 
     Attributes
     ----------
     token_ids : int32 array, shape (n,)
-        The new tokens, without the prompt; a stop token, if one came, is the last.
+        The new tokens, without the prompt. If a stop token came, it is the last one.
     rounds : tuple of Round
-        One a target pass; prefill passes are not counted.
+        One per target pass; prefill passes are not counted.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -38,7 +38,7 @@ class Generation:
         Parameters
         ----------
         rounds : iterable of Round
-            Say, from `generate_rounds`.
+            For example those of `generate_rounds`.
         """
         finished = tuple(rounds)
         return cls(np.array([token for r in finished for token in r.token_ids], np.int32), finished)
@@ -50,7 +50,7 @@ class Generation:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Mean tokens a target pass added to the text."""
+        """Mean number of tokens that a target pass added to the text."""
         return len(self.token_ids) / max(1, len(self.rounds))
 
     @property
@@ -78,21 +78,21 @@ def generate(
     Parameters
     ----------
     target, drafter : Target, Drafter
-        `drafter` may be None when `budget` is 0. What they return is checked before it is used.
+        `drafter` may be None when `budget` is 0. The results of both are checked before they are used.
     prompt_ids : integer array_like, shape (n,)
         At least one token. The last one becomes the first root.
     budget : int
-        Nodes a tree besides the root. 0 is plain autoregressive decoding; what vocabulary and draft length cannot
-        fill costs nothing.
+        Nodes of each tree besides the root. 0 is plain autoregressive decoding. Budget that vocabulary and draft
+        length cannot fill takes no time and no memory.
     max_new_tokens : int
         Never exceeded. The target is asked for caches of this length at the start.
     temperature : float
         0 takes the target's most likely token; above 0 it samples.
     seed : int
-        For the uniform draws, one a text position, shared by all nodes at that position: the sampled text does
-        not depend on the budget.
+        For the uniform draws. All nodes at one text position share one draw, so the sampled text does not depend on
+        the budget.
     stop_token_ids : collection of int
-        The text ends with the first of these, which is kept. Each in 0 .. V - 1.
+        The text ends with the first of these, which is kept. Each is in 0 .. V - 1.
     max_children, spine
         As in `build_tree`; max_children=1 with budget = draft length is the flat chain.
 
@@ -103,15 +103,15 @@ def generate(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected. So it does where a model answers in another
-        shape, dtype or array library than its protocol says, or the target's logits after the text name no token.
+        An argument does not fit; a model returns another shape, dtype or array library than its protocol says; or the
+        target's logits after the text give no token (NaN, or nothing above -inf).
 
     Notes
     -----
     A row of draft logits that holds NaN or +inf ends the tree above it and sets bit 0 of the `status` of
-    `Round.tree`, on every backend; the text is the target's own all the same.
-    At temperature 0 the text equals autoregressive decoding token for token as far as the target's pass over many
-    nodes gives the same argmax as its pass over one; with float64 arithmetic that is all the time.
+    `Round.tree`, on every backend; the text is still the target's own.
+    At temperature 0 the text equals autoregressive decoding token for token as long as the target's pass over many
+    nodes gives the same argmax as its pass over one node. In float64 arithmetic this held for every tested text.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def generate_rounds(
     Parameters
     ----------
     target, drafter, prompt_ids, budget, max_new_tokens, temperature, seed, stop_token_ids, max_children, spine
-        As in `generate`; checked before the first round.
+        As in `generate`. They are checked before the first round.
 
     Yields
     ------

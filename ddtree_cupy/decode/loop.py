@@ -1,4 +1,4 @@
-"""The decoding loop on one text: prefill, then draft, build, verify, accept, commit, one round a target pass."""
+"""The decoding loop on one text: prefill, then draft, build, verify, accept, commit, one round per target pass."""
 
 import time
 from collections.abc import Collection
@@ -27,14 +27,14 @@ class Round:
     Attributes
     ----------
     token_ids : tuple of int
-        The tokens it added to the text: accepted drafts, then the bonus token; cut at a stop token and at
+        The tokens that it added to the text: accepted drafts, then the bonus token. They end at a stop token and at
         `max_new_tokens`.
     num_drafted : int
         How many of `token_ids` were drafted (the rest, at most one, is the bonus).
     num_accepted : int
-        Draft tokens the target accepted, before any cut.
+        Draft tokens that the target accepted, before `token_ids` was cut.
     tree : DraftTree
-        The tree it verified.
+        The tree that it verified.
     context_len : int
         Cached positions before the pass.
     draft_seconds, build_seconds, verify_seconds, commit_seconds : float
@@ -61,7 +61,7 @@ def check_temperature(check: Checker, temperature: float) -> float:
 
 
 class Loop:
-    """One text: its caches, the drafter's state, the root and the draws; made with the prompt prefilled up to its root.
+    """One text: its caches, the state of the drafter, the root and the draws. Making it prefills the prompt.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class Loop:
     prompt : int32 array, shape (n,)
         At least one token; the last one is the first root.
     asking : str
-        The arguments that ask for the size of the caches, for messages.
+        The arguments that decide the size of the caches, for messages.
     max_new_tokens, budget, temperature, seed, stop_token_ids
-        As in `generate`; checked, and `budget` no more than a tree can have.
+        As in `generate`, after the checks; `budget` is at most what a tree can hold.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Loop:
     remaining : int
         Tokens that may still come; 0 after a stop token.
     drafter_state : object
-        After all of the text but the root.
+        The state after the whole text except the root.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Loop:
         Parameters
         ----------
         **tree_options
-            Of `build_tree`.
+            Options of `build_tree`.
         """
         context_len = int(self.kv[0].context_lens)
 
@@ -127,7 +127,7 @@ class Loop:
         built = time.perf_counter()
         target_logits, features = self.models.forward(tree, self.kv)
         verified = time.perf_counter()
-        options: dict[str, Any] = {"num_nodes": tree.num_nodes, "on_bad_row": "mark"}  # only the path's rows matter
+        options: dict[str, Any] = {"num_nodes": tree.num_nodes, "on_bad_row": "mark"}  # rows off the path do not matter
         if self.temperature == 0:
             targets = greedy_targets(target_logits, **options)
         else:
@@ -140,7 +140,7 @@ class Loop:
         self._commit(result, features)
         self.root = bonus_token
         token_ids = [*tree.token_ids[result.accepted[1 : num_accepted + 1]].tolist(), self.root]
-        # the tree's depth limit keeps them inside the maximum
+        # the depth limit of the tree keeps their number within `remaining`
         stop = next((at for at, token in enumerate(token_ids) if token in self.stop_token_ids), None)
         if stop is not None:
             token_ids = token_ids[: stop + 1]
@@ -183,7 +183,7 @@ class Loop:
 
 
 def _without_padding(tree: DraftTree) -> DraftTree:
-    """Drop padding nodes, so that a target pass costs what the tree holds."""
+    """Drop padding nodes, so that a target pass computes only nodes of the tree."""
     count = int(tree.num_nodes)
     words = (count + 31) // 32
     return DraftTree(
@@ -193,7 +193,7 @@ def _without_padding(tree: DraftTree) -> DraftTree:
         path_scores=None if tree.path_scores is None else tree.path_scores[:count],
         num_nodes=tree.num_nodes,
         status=tree.status,
-        visibility_bits=tree.visibility_bits[:count, :words].copy(),  # contiguous again
+        visibility_bits=tree.visibility_bits[:count, :words].copy(),  # a contiguous copy
         first_child=tree.first_child[:count],
         next_sibling=tree.next_sibling[:count],
     )

@@ -1,4 +1,4 @@
-"""What every loop checks of its two models: that they can be called, and that each answer fits before it is used."""
+"""Checks of the two models of a loop: that they have the methods, and that each result fits before it is used."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["PREFILL_NODES", "Models", "prompt_tokens"]
 
 Array = Any
 
-PREFILL_NODES = 128  # prompt tokens a prefill pass takes
+PREFILL_NODES = 128  # prompt tokens of one prefill pass
 MOST_POSITIONS = np.iinfo(np.int32).max  # lengths and positions are int32
 
 _TARGET, _DRAFTER = ("vocab_size", "allocate", "forward"), ("draft_len", "start", "observe", "propose")
@@ -120,14 +120,14 @@ class Models:
         return logits, features
 
     def no_token(self, context_len: int) -> ArgumentError:
-        """Return the error of a target without a token after `context_len` tokens of text."""
+        """Return the error for a target that gives no token after `context_len` tokens of text."""
         return ArgumentError(
-            f"{self.function}: the target's logits after {context_len} tokens name no token: they hold NaN, nothing "
-            f"above -inf, or +inf while sampling"
+            f"{self.function}: the target's logits after {context_len} tokens give no token: they hold NaN, nothing "
+            f"above -inf, or, while sampling, +inf"
         )
 
     def _checker(self, name: str, array: Array) -> Checker:
-        """Return a checker that knows V, once the array is of the library of the caches."""
+        """Return a checker that knows V, after checking that the array is of the same library as the caches."""
         check = Checker(self.function)
         check.backend(**{name: array, "target.allocate(...)[0].ckv": self._like})
         check.sizes["vocab_size"] = (self.vocab_size, "target")

@@ -22,21 +22,21 @@ class Target(Protocol):
     vocab_size: int
 
     def allocate(self, max_context: int, max_nodes: int) -> Sequence[PagedKV]:
-        """Return one empty unbatched cache a layer with room for `max_context` + `max_nodes` positions."""
+        """Return one empty unbatched cache per layer with room for `max_context` + `max_nodes` positions."""
         ...
 
     def forward(self, tree: DraftTree, kv: Sequence[PagedKV]) -> tuple[Array, Array]:
         """Run all N nodes of an unbatched tree in one pass.
 
         Node i has position context_len + depth(i). The pass writes the key of node i to logical position
-        context_len + i of every cache (`write_kv`), attends through `tree_attention`, and leaves `context_lens`
-        alone. A prompt is prefilled by the same call on a chain.
+        context_len + i of every cache (`write_kv`), attends through `tree_attention`, and does not change
+        `context_lens`. A prompt is prefilled by the same call on a chain.
 
         Returns
         -------
         logits : float array, shape (N, V)
         features : float array, shape (N, F)
-            What the drafter conditions on; one row a node. Rows of padding nodes are not used.
+            The input of the drafter, one row per node. Rows of padding nodes are not used.
         """
         ...
 
@@ -66,6 +66,6 @@ class Drafter(Protocol):
     def propose(self, state: Any, root_token_id: int) -> Array:
         """Return draft logits (L, V); row i scores the token i + 1 positions after the root.
 
-        The root is committed text whose features are not known yet.
+        The root is a committed token whose features are not known yet.
         """
         ...

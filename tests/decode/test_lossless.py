@@ -1,4 +1,4 @@
-"""The bundled models: text identical to autoregressive decoding, and enough tokens a pass to be worth it."""
+"""The bundled models: text identical to autoregressive decoding, and enough tokens per pass to be worth it."""
 
 import pytest
 

@@ -199,7 +199,7 @@ def test_a_bad_draft_row_is_recorded_and_replayed_as_it_is_live():
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_target_without_a_token_is_rejected(loop):
     target = OddTarget(lambda x, f: (np.full_like(x, -np.inf), f))
-    with pytest.raises(ArgumentError, match=rf"^{loop}: the target's logits after \d+ tokens name no token"):
+    with pytest.raises(ArgumentError, match=rf"^{loop}: the target's logits after \d+ tokens give no token"):
         run(loop, target, NoisyDrafter(target))
     assert target.passes == 3
 

@@ -7,7 +7,7 @@ from ddtree_cupy._check import Checker
 from ddtree_cupy.errors import ArgumentError, DTypeError
 
 VOCAB_SIZE = 256  # one token per byte value
-MAX_SIZE, MAX_LAYERS = 65_536, 1_024  # of a config in a file; a file is not trusted with more
+MAX_SIZE, MAX_LAYERS = 65_536, 1_024  # the most that a file may ask for
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,12 @@ class _Config:
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Rebuild a config; every field must be there, of its type and of a size that a small model can have.
+        """Rebuild a config; every field must be present, of its type and of a size that a small model can have.
 
         Raises
         ------
         DTypeError, ArgumentError
-            The message names the field.
+            A field is missing, unknown, of another type or too large.
         """
         check, names = Checker(cls.__name__), [field.name for field in fields(cls)]
         if not isinstance(values, dict) or set(values) != set(names):
@@ -58,7 +58,7 @@ class TargetConfig(_Config):
     d_hidden: int = 512  # SwiGLU
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
-    feature_layers: tuple[int, ...] = (1, 3, 5)  # residual streams handed to the drafter
+    feature_layers: tuple[int, ...] = (1, 3, 5)  # layers whose residual streams go to the drafter
 
     @property
     def sm_scale(self) -> float:
@@ -73,7 +73,7 @@ class DrafterConfig(_Config):
     vocab_size: int = VOCAB_SIZE
     draft_len: int = 15  # L, masked positions after the root
     window: int = 256  # committed positions that a block may attend to
-    d_feature: int = 256  # width of one target layer's features
+    d_feature: int = 256  # width of the features of one target layer
     num_features: int = 3  # target layers that are read
     d_model: int = 256
     num_layers: int = 4

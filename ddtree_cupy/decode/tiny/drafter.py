@@ -15,14 +15,14 @@ DRAFTER_WEIGHTS = bundled("drafter")
 
 @dataclass(frozen=True, eq=False)
 class DrafterState:
-    """What the drafter keeps of the committed text; never modified.
+    """What the drafter keeps of the committed text; a state is never modified.
 
     Attributes
     ----------
     num_observed : int
         Committed positions so far; the position of the next root.
     keys, values : float array, shape (num_layers, num_kv_heads, w, head_dim)
-        Of the last w <= window positions.
+        Those of the last w <= window positions.
     """
 
     num_observed: int
@@ -40,9 +40,10 @@ class _Layer(Layer):
 class TinyDrafter(TinyModel[DrafterConfig]):
     """The bundled block drafter, on NumPy or CuPy.
 
-    Slot 0 of a block holds the root token, slots 1 to L a learned vector each. All slots see each other, and in every
-    layer also keys and values projected from the target's features of the last `window` committed positions. Row i
-    of the result scores the token i + 1 positions after the root: marginals, not conditioned on one another.
+    Slot 0 of a block holds the root token, each of the slots 1 to L a learned vector. All slots see each other, and
+    in every layer also keys and values projected from the target's features of the last `window` committed positions.
+    Row i of the result scores the token i + 1 positions after the root. The rows are marginal distributions: none
+    depends on a token of another.
 
     Attributes
     ----------
@@ -142,7 +143,7 @@ class TinyDrafter(TinyModel[DrafterConfig]):
         Parameters
         ----------
         state : DrafterState
-            Has observed every position before the root.
+            A state that has observed every position before the root.
         root_token_id : int
             In 0..255.
 
@@ -163,7 +164,7 @@ class TinyDrafter(TinyModel[DrafterConfig]):
         return logits
 
     def _context(self, features: Array) -> Array:
-        """Project features (n, F) to (n, D); every target layer's part is brought to unit size first."""
+        """Project features (n, F) to (n, D), after normalising the part of each target layer."""
         parts = features.reshape(-1, self.config.num_features, self.config.d_feature)
         fused = rms_norm(parts, eps=self.config.norm_eps).reshape(features.shape) @ self._fuse.T
         return rms_norm(fused, self._context_norm, eps=self.config.norm_eps)

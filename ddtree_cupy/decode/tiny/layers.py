@@ -1,6 +1,6 @@
 """The building blocks that both models share; each keeps the dtype and the array library of its input.
 
-Only NumPy is named here: CuPy arrays take NumPy's functions over by `__array_function__` and `__array_ufunc__`.
+Only NumPy is named here: CuPy replaces the NumPy functions by `__array_function__` and `__array_ufunc__`.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ def place_on(backend: str) -> Place:
     Raises
     ------
     ArgumentError
-        Another name.
+        `backend` is another name.
     MissingGPUError
-        "cupy" without CuPy or without a GPU.
+        `backend` is "cupy", and CuPy or a GPU is missing.
     """
     if backend == "numpy":
         return lambda array: array
@@ -53,7 +53,7 @@ def swiglu(x: Array, gate_up: Array, down: Array) -> Array:
 
 
 def rope_frequencies(width: int, base: float) -> Array:
-    """Return the angles in radians that one position turns each pair by, float64, shape (width / 2,)."""
+    """Return the angles in radians by which one position turns each pair, float64, shape (width / 2,)."""
     return base ** (-np.arange(0, width, 2) / width)
 
 

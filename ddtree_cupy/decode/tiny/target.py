@@ -34,16 +34,16 @@ class TinyTarget(TinyModel[TargetConfig]):
     """The bundled target model, on NumPy or CuPy.
 
     A decoder-only byte model in the form of DeepSeek-V3: all heads share one latent key-value row `ckv` and one
-    rotary key `kpe` a position. Keys are never expanded: with k_h = K_h ckv and v_h = V_h ckv,
+    rotary key `kpe` per position. Keys are never expanded: with k_h = K_h ckv and v_h = V_h ckv,
 
         q_h . k_h = (K_h^T q_h) . ckv      sum_j p_j v_h[j] = V_h (sum_j p_j ckv[j])
 
-    so the query absorbs K_h before `tree_attention` and the result meets V_h after it.
+    so the query absorbs K_h before `tree_attention`, and the result is multiplied by V_h after it.
 
     Attributes
     ----------
     vocab_size : int
-        256, one token a byte value.
+        256, one token per byte value.
     config : TargetConfig
     dtype : numpy.dtype
         float32 or float64: of all weights, caches and arithmetic.
@@ -95,7 +95,7 @@ class TinyTarget(TinyModel[TargetConfig]):
         ]
 
     def allocate(self, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
-        """Return one empty cache a layer, with room for `max_context` keys and `max_nodes` tree nodes."""
+        """Return one empty cache per layer, with room for `max_context` keys and `max_nodes` tree nodes."""
         return tuple(
             PagedKV.allocate(
                 max_context + max_nodes,
@@ -115,8 +115,8 @@ class TinyTarget(TinyModel[TargetConfig]):
         tree : DraftTree
             N nodes; node i has position context_len + depths[i].
         kv : sequence of PagedKV
-            One unbatched cache a layer, all of one context_len. The key of node i is written to position
-            context_len + i; `context_lens` stays as it is.
+            One unbatched cache per layer, all with the same context_len. The key of node i is written to position
+            context_len + i; `context_lens` does not change.
 
         Returns
         -------

@@ -20,7 +20,7 @@ from ddtree_cupy.decode.tiny.training import corpus
 if TYPE_CHECKING:
     from ddtree_cupy.decode.tiny.training.stages import Run
 
-# Small enough for a CPU to run every stage in a minute; the results mean nothing.
+# So small that a CPU runs every stage in a minute; the resulting models are useless.
 DEBUG_TARGET = TargetConfig(d_model=64, num_layers=2, num_heads=2, d_hidden=96, feature_layers=(0, 1))
 DEBUG_DRAFTER = DrafterConfig(
     d_feature=64, num_features=2, d_model=64, num_layers=2, num_heads=2, num_kv_heads=1, d_hidden=96
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stdlib", type=Path, help="standard library to read (corpus)")
     parser.add_argument("--minutes", type=float, default=5.0, help="whole budget of the stage")
-    parser.add_argument("--piece-minutes", type=float, default=float("inf"), help="longest piece of it")
+    parser.add_argument("--piece-minutes", type=float, default=float("inf"), help="longest piece of that budget")
     parser.add_argument("--batch", type=int, default=64, help="sequences per step or round")
     parser.add_argument("--context", type=int, default=1024, help="tokens per sequence")
     parser.add_argument("--lr", type=float, default=6e-3, help="peak rate of the hidden matrices")
