@@ -23,7 +23,7 @@ _TARGET, _DRAFTER = ("vocab_size", "allocate", "forward"), ("draft_len", "start"
 
 
 def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
-    """Return a prompt as int32 (n,), n >= 1, after checking it; `function` calls it `name`."""
+    """Return a prompt as int32 (n,), n >= 1, after checking it; messages call it `name`."""
     tokens = host_array(function, name, prompt)
     if tokens.ndim != 1 or tokens.size == 0 or tokens.dtype.kind not in "iu":
         raise ArgumentError(
@@ -35,7 +35,7 @@ def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: i
 
 
 class Models:
-    """A target and a drafter, if any, on behalf of `function`; an answer that does not fit raises before it is used."""
+    """A target and perhaps a drafter, used by `function`; a result that does not fit raises before it is used."""
 
     def __init__(self, function: str, target: Any, drafter: Any) -> None:
         self.function, self.target, self.drafter = function, target, drafter
@@ -53,7 +53,7 @@ class Models:
     def most_nodes(self, name: str, budget: int, depth: int, max_children: Any = None) -> int:
         """Return how many of `budget` nodes a tree can have besides the root, whatever the drafter proposes.
 
-        `name` is that of the budget. Limits of children other than one integer are left to `build_tree`.
+        `name` is the argument with the budget. `build_tree` applies limits of children other than one integer.
         """
         limit = max_children if isinstance(max_children, int) else None
         found = fillable_nodes(budget, self.draft_len, self.vocab_size, depth, limit)
@@ -62,7 +62,7 @@ class Models:
         return found
 
     def allocate(self, names: str, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
-        """Return the target's empty caches, for whose size the arguments `names` ask."""
+        """Return the target's empty caches; the arguments `names` decide their size."""
         room = max_context + max_nodes
         if room > MOST_POSITIONS:
             raise ArgumentError(
