@@ -1,9 +1,10 @@
-"""Draft trees, masks and accepted paths in the forms of other systems, both ways, on the host.
+"""Draft trees, masks and accepted paths in the forms of other systems, in both directions, on the host.
 
-NumPy arrays in and out (CuPy arrays move over first). `to_*` checks that the form can hold the value and `from_*` that
-it is one of ours, by value; what cannot be represented raises and says why. No form holds `path_scores` or `status`:
-those stay behind. Names follow each system, so the dicts can be passed on as they are. Whatever does not fit in
-itself (shapes, dtypes, lengths, options, arrays on a GPU) raises ShapeError, DTypeError or ArgumentError.
+All functions take and return NumPy arrays; copy CuPy arrays to the host first. `to_*` checks that the form can hold the
+value, and `from_*` that the value is valid here. What cannot be represented raises an error that says why. No form
+holds `path_scores` or `status`, so these are lost. Names follow each system, so the dicts can be passed on unchanged.
+Arguments that contradict each other or themselves (shapes, dtypes, lengths, options, arrays on a GPU) raise ShapeError,
+DTypeError or ArgumentError.
 """
 
 from ddtree_cupy.interop.flashinfer import FlashInferMask, from_flashinfer_mask, to_flashinfer_mask

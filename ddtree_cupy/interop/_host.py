@@ -20,7 +20,7 @@ class Call(Checker):
     """Check the arguments of one call of a conversion, by value too; arrays must be on the host."""
 
     def error(self, kind: type[Exception], text: str) -> Exception:
-        """Return the error to raise, which says whose argument it is."""
+        """Return the error to raise; its message begins with the function."""
         return kind(f"{self.function}: {text}")
 
     def _container(self, name: str, value: Any, array: str, *kinds: type) -> Any:
@@ -68,18 +68,18 @@ class Call(Checker):
         """Return an integer, or integers nested to equal lengths, as an integer array."""
         array = host_array(self.function, name, values)
         if array.dtype.kind == "O":
-            raise self.error(DTypeError, f"`{name}` holds something else than integers of at most 64 bits")
+            raise self.error(DTypeError, f"`{name}` holds values other than integers of at most 64 bits")
         if array.size and array.dtype.kind not in "iu":
             raise self.error(DTypeError, f"`{name}` has dtype {array.dtype}, expected integers")
         return array if array.size else array.astype(np.int64)
 
     def lengths(self, name: str, values: npt.ArrayLike, batch: int) -> npt.NDArray[np.int64]:
-        """Return one non-negative length a request as int64 (B); a single integer serves a batch of one."""
+        """Return one non-negative length per request as int64 (B); a single integer serves a batch of one."""
         array = self.integer_array(name, values)
         if array.ndim == 0 and batch == 1:
             array = array[None]
         if array.shape != (batch,):
-            raise self.error(ShapeError, f"`{name}` is {array.shape}, expected ({batch},), one length a request")
+            raise self.error(ShapeError, f"`{name}` is {array.shape}, expected ({batch},), one length per request")
         if array.size and int(array.min()) < 0:
             raise self.error(ArgumentError, f"`{name}` is {array.tolist()}, expected lengths of at least 0")
         if array.size and int(array.max()) > np.iinfo(np.int64).max // 2:
@@ -127,8 +127,8 @@ class Call(Checker):
                 if edge[0] >= 0 and edge in seen:
                     raise self.error(
                         ArgumentError,
-                        f"`{name}` of request {request} gives nodes {seen[edge]} and {node}, children of node "
-                        f"{edge[0]}, one token ({edge[1]}); siblings must have distinct tokens",
+                        f"`{name}` of request {request} gives the nodes {seen[edge]} and {node}, children of node "
+                        f"{edge[0]}, the same token ({edge[1]}); siblings must have distinct tokens",
                     )
                 seen[edge] = node
         return DraftTree.from_parents(ids, parents)
@@ -142,13 +142,13 @@ class Call(Checker):
         for request in np.flatnonzero(tree.num_nodes < capacity):
             raise self.error(
                 UnsupportedError,
-                f"request {request} has {tree.num_nodes[request]} of {capacity} nodes, but every request must bring "
-                "the same number of tokens; `pad_token_id=` fills up with a token that is never accepted",
+                f"request {request} has {tree.num_nodes[request]} of {capacity} nodes, but every request must have "
+                "the same number of tokens; `pad_token_id=` fills the rest with a token that is never accepted",
             )
         return np.asarray(tree.token_ids, np.int64)
 
     def positions(self, name: str, given: npt.NDArray[np.int64], depths: Array, past: Array, rule: str) -> None:
-        """Raise unless every node with a depth (B, N) has the position past + depth; `rule` says what was expected."""
+        """Raise unless every node with a depth (B, N) has the position past + depth; `rule` words the expectation."""
         wanted = np.reshape(past, (-1, 1)) + depths
         for request, node in np.argwhere((depths >= 0) & (given != wanted)):
             said = rule.format(expected=wanted[request, node], past=wanted[request, 0])

@@ -1,4 +1,4 @@
-"""The codec of masks: one table of layouts, and what reads and writes each.
+"""The codec of masks: one table of layouts, and the functions that read and write them.
 
 A set bit, True and an additive 0 mean "may attend" in every form; bit 0 comes first in every byte and word.
 """
@@ -21,7 +21,7 @@ class Layout(NamedTuple):
     """How a flat mask holds the rows of one request, which follow each other without a gap."""
 
     context: bool  # columns of the context come before those of the nodes
-    padding: bool  # rows from num_nodes on are there, too, and see the context and themselves
+    padding: bool  # the mask has rows from num_nodes on, which see the context and themselves
     unit: str  # "cell": a bool; "byte": eight cells of a request, rows not aligned; "word": the cells of one row
 
 
@@ -83,7 +83,7 @@ def read_flat(
 
 
 def write_words(dense: Bools, rows: int, words: int) -> npt.NDArray[np.uint32]:
-    """Return uint32 (B, rows, words): as many rows and words as the buffer has, those without a node 0."""
+    """Return uint32 (B, rows, words), all rows and words of the buffer; those without a node are 0."""
     kept = min(dense.shape[-1], rows)
     packed = pack_visibility(dense[:, :kept, :kept])
     found = np.zeros((len(dense), rows, words), np.uint32)
@@ -133,7 +133,7 @@ def read_additive(call: Call, request: int, mask: npt.NDArray[Any]) -> Bools:
             UnsupportedError,
             f"`attention_mask`[{request}, 0, {row}, {column}] is {values[row, column]:g}, expected 0, "
             f"{_lowest(mask.dtype):g} (the lowest {mask.dtype.name}) or -inf: a bias is neither seen nor hidden, and "
-            "1/0 masks want dtype bool",
+            "masks of 1 and 0 need dtype bool",
         )
     return np.asarray(seen)
 

@@ -27,8 +27,8 @@ def to_flashinfer_mask(
     """Return `custom_mask` (or `packed_custom_mask`) for prefill wrappers whose KV cache holds context and nodes.
 
     Request b contributes num_nodes rows of context_len + num_nodes cells, row after row, True = may attend; the
-    context is visible to every row. Packed, the cells of one request form one run of bits, bit 0 of byte 0 first;
-    rows are not aligned, requests are, to whole bytes.
+    context is visible to every row. When packed, the cells of one request form one run of bits, bit 0 of byte 0 first;
+    a request starts at a whole byte, a row need not.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ def to_flashinfer_mask(
     Raises
     ------
     UnsupportedError
-        More rows, cells or bytes than int32 offsets reach.
+        There are more rows, cells or bytes than int32 offsets reach.
 
     Notes
     -----
     Given `packed_custom_mask`, `plan` derives the offsets itself, in cells (pull request 2201 reports it), and then
-    reads past the end for B > 1: hand it the flat mask, which it packs with offsets in bytes. Tokens and positions
+    reads past the end for B > 1: pass the flat mask, which `plan` packs with offsets in bytes. Tokens and positions
     are not part of this form; `tree_from_visibility` makes a tree again. Source: `plan` and `segment_packbits` in
     flashinfer/prefill.py and flashinfer/quantization.py of github.com/flashinfer-ai/flashinfer.
 
@@ -106,7 +106,7 @@ def from_flashinfer_mask(
     kv_lens : int32 | int64 array, shape (B)
         Keys of each request, its own nodes included: kv_len - rows is the context length.
     mask_indptr : int32 | int64 array, shape (B + 1)
-        Needed when packed, offsets in bytes; checked when given for a flat mask, offsets in cells.
+        Offsets in bytes, needed for a packed mask; offsets in cells, optional and checked, for a flat one.
     capacity : int, optional
         N of the result; default the request with the most rows.
 
@@ -120,7 +120,7 @@ def from_flashinfer_mask(
     ShapeError
         The number of cells or bytes is not that of the batch, or the mask is not flat.
     UnsupportedError
-        A row hides context, or more rows than keys.
+        A row hides context, or a request has more rows than keys.
     DTypeError, ArgumentError
         Another dtype; offsets that do not rise from 0, or that count cells where bytes are read.
 

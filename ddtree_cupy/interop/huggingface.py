@@ -45,7 +45,7 @@ def to_huggingface_mask(
 ) -> npt.NDArray[Any]:
     """Return a 4D mask that transformers adds to the scores: 0 = may attend, a huge negative number = hidden.
 
-    Columns: `past_len` slots of the cache, then one slot a node, then hidden ones up to `key_len`.
+    Columns: `past_len` slots of the cache, then one slot per node, then hidden ones up to `key_len`.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def to_huggingface_mask(
     context_lens : int or int array_like, shape (B)
         Keys already in the cache, without the root.
     dtype : {"float32", "float16", "bfloat16", "float64", "bool"}
-        That of the model for the eager path; "bool" (True = may attend) for SDPA only.
+        The dtype of the model, for the eager path; "bool" (True = may attend) is for SDPA only.
     hidden : {"min", "-inf"}
         The hidden value: the dtype's lowest finite number, as transformers writes it, or -inf. Not for "bool".
     context_padding : {"left", "right"}
@@ -78,7 +78,7 @@ def to_huggingface_mask(
 
     Notes
     -----
-    Two additive masks summed may pass below the lowest number to -inf; `from_huggingface_mask` takes both. Source:
+    The sum of two additive masks may fall below the lowest number, to -inf; `from_huggingface_mask` reads both. Source:
     `AttentionMaskConverter` in src/transformers/modeling_attn_mask_utils.py, pull request 27539 (4D masks pass
     through as they are) and 46507 (dtypes) of github.com/huggingface/transformers.
 
@@ -166,8 +166,8 @@ def from_huggingface_mask(
     if width < start + size:
         raise call.error(
             ShapeError,
-            f"`attention_mask` has {width} columns, expected at least {start + size}: {start} of the cache and one a "
-            "node",
+            f"`attention_mask` has {width} columns, expected at least {start + size}: {start} of the cache and one "
+            "per node",
         )
     counts = call.node_counts("num_nodes", num_nodes, batch, size)
     dense = np.zeros((batch, size, size), bool)
@@ -176,8 +176,8 @@ def from_huggingface_mask(
         for row in np.flatnonzero(~rows.any(axis=-1)):
             raise call.error(
                 UnsupportedError,
-                f"row {row} of request {request} hides every key; transformers makes of it NaN or a mean over hidden "
-                "keys, this library 0",
+                f"row {row} of request {request} hides every key; in transformers it gives NaN or a mean over hidden "
+                "keys, here 0",
             )
         context = _context(length, start, context_padding)
         nodes = slice(start, start + count)
@@ -211,18 +211,18 @@ def to_huggingface(
     Returns
     -------
     dict
-        input_ids int64 (B, N); attention_mask (B, 1, N, key_len); position_ids int64 (B, N), context_len + depth,
-        that of the root for padding.
+        input_ids int64 (B, N); attention_mask (B, 1, N, key_len); position_ids int64 (B, N), which is context_len +
+        depth, and for padding the position of the root.
 
     Raises
     ------
     UnsupportedError
-        Padding without `pad_token_id`, see also `to_huggingface_mask`.
+        Padding without `pad_token_id`; see also `to_huggingface_mask`.
 
     Notes
     -----
     Positions count the context of each request, not cache slots; give the model `position_ids`, else it counts
-    slots and siblings get different positions. Cache slots of rejected nodes stay in the cache: crop or move them.
+    slots and siblings get different positions. The keys of rejected nodes stay in the cache: crop or move them.
 
     Examples
     --------
@@ -266,7 +266,7 @@ def from_huggingface(
     Raises
     ------
     UnsupportedError
-        A mask that is no tree's, a token beyond int32, see also `from_huggingface_mask`.
+        A mask that belongs to no tree, a token beyond int32; see also `from_huggingface_mask`.
     ShapeError, DTypeError, ArgumentError
         A missing array, positions that are not context_len + depth, siblings that share a token.
 

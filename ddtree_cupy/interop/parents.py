@@ -24,16 +24,16 @@ def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[A
     Parameters
     ----------
     tree : DraftTree
-        Host arrays; `path_scores` and `status` stay behind, as in every format of this package.
+        Host arrays. The lists do not hold `path_scores` and `status`, like every format of this package.
     root : {"minus_one", "self", "omitted"}
         How the root is written.
 
     Returns
     -------
     token_ids : list of int
-        A list of such lists when batched.
+        A list of such lists for a batch.
     parents : list of int
-        The same.
+        Likewise.
 
     Raises
     ------
@@ -44,8 +44,8 @@ def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[A
 
     Notes
     -----
-    Public code mixes lists of N and of N - 1 entries under one name; the official DDTree code
-    (github.com/liranringel/ddtree) does so too. An inactive request is an empty list.
+    Public code uses one name for lists of N and of N - 1 entries, also the official DDTree code
+    (github.com/liranringel/ddtree). An inactive request is an empty list.
 
     Examples
     --------
@@ -108,16 +108,16 @@ def from_parent_lists(
     root_token_ids: int | Sequence[int] | None = None,
     capacity: int | None = None,
 ) -> DraftTree:
-    """Make a tree from lists of token ids and parents, one list or one a request (lengths may differ).
+    """Make a tree from lists of token ids and parents, one list or one list per request (lengths may differ).
 
     Parameters
     ----------
     token_ids, parents : list of int, or list of such lists
-        Without padding; an empty list is an inactive request (a lone root with root="omitted"), and so an empty
-        batch cannot be written.
+        Without padding. An empty list is an inactive request (with root="omitted" a lone root), so an empty batch
+        cannot be expressed.
     root : {"minus_one", "self", "omitted"}
         How the root is written, see `to_parent_lists`.
-    root_token_ids : int or one a request
+    root_token_ids : int or one per request
         Needed with root="omitted", where the lists do not hold the root; refused otherwise.
     capacity : int, optional
         N of the result; default the largest request.
@@ -141,7 +141,7 @@ def from_parent_lists(
     call = Call("from_parent_lists")
     call.choice("root", root, ROOTS)
     if (root_token_ids is None) == (root == "omitted"):
-        raise call.error(ArgumentError, "`root_token_ids` goes with root='omitted' and with nothing else")
+        raise call.error(ArgumentError, "`root_token_ids` is needed with root='omitted' and refused otherwise")
     for name, lists in (("token_ids", token_ids), ("parents", parents)):
         if not _is_list(lists):
             raise call.error(DTypeError, f"`{name}` is {type(lists).__name__}, expected a list of integers or of lists")
@@ -153,14 +153,14 @@ def from_parent_lists(
     if not len(tokens) == len(links) == len(roots):
         raise call.error(
             ShapeError,
-            f"`token_ids` has {len(tokens)} requests, `parents` {len(links)}, the roots {len(roots)}; expected one "
-            "number",
+            f"`token_ids` has {len(tokens)} requests, `parents` {len(links)}, the roots {len(roots)}; expected equal "
+            "numbers",
         )
     most = int(INT32.max)
     rows = []
     for request, (ids, row) in enumerate(zip(tokens, links, strict=True)):
         if not _is_list(ids) or not _is_list(row):
-            raise call.error(DTypeError, f"request {request} is no list, though others are")
+            raise call.error(DTypeError, f"request {request} is not a list, though others are")
         if len(ids) != len(row):
             raise call.error(ShapeError, f"request {request} has {len(ids)} token ids and {len(row)} parents")
         ids = [call.integer(f"token_ids[{request}]", token, low=0, high=most) for token in ids]
@@ -179,12 +179,12 @@ def from_parent_lists(
 def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) -> DraftTree:
     """Recover the tree behind a visibility matrix: the parent of a node is the last node it sees before itself.
 
-    Every mask format of this package carries a bare mask; with the tokens it becomes a tree again.
+    The mask formats of this package hold a bare mask; with the tokens it becomes a tree again.
 
     Parameters
     ----------
     visibility : Visibility
-        N nodes a request.
+        N nodes per request.
     token_ids : int32 | int64 array, shape ([B,] N)
         Entries from num_nodes on are ignored.
 
@@ -196,7 +196,8 @@ def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) ->
     Raises
     ------
     UnsupportedError
-        A row that is not exactly "my ancestors and I": no tree has this mask. A token beyond int32.
+        A row that does not see exactly the ancestors of its node and itself: no tree has this mask. A token beyond
+        int32.
     ShapeError, DTypeError, ArgumentError
         Arrays that do not fit, tokens below 0, or siblings that share a token.
 

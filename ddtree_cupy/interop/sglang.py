@@ -35,7 +35,7 @@ def _mask_mode(call: Call, mode: Any) -> TreeMaskMode:
 
 
 def _dtype(call: Call, layout: Layout, draft_token_num: int) -> "np.dtype[Any]":
-    """Return that of the mask: bool, or the narrowest word that holds a row."""
+    """Return the dtype of the mask: bool, or the narrowest word that holds a row."""
     if layout.unit == "cell":
         return np.dtype(bool)
     for bits in (8, 16, 32):
@@ -43,8 +43,8 @@ def _dtype(call: Call, layout: Layout, draft_token_num: int) -> "np.dtype[Any]":
             return np.dtype(f"uint{bits}")
     raise call.error(
         UnsupportedError,
-        f"QLEN_ONLY_BITPACKING holds one word of at most 32 bits a row, this tree has {draft_token_num} nodes; use "
-        "QLEN_ONLY, or TensorRT-LLM's packed words, which span several a row",
+        f"QLEN_ONLY_BITPACKING holds one word of at most 32 bits per row, this tree has {draft_token_num} nodes; use "
+        "QLEN_ONLY, or TensorRT-LLM's packed words, several of which hold a row",
     )
 
 
@@ -62,7 +62,7 @@ def to_sglang_mask(
     Parameters
     ----------
     visibility : Visibility or DraftTree
-        Any boolean matrix. Rows from num_nodes on see the context and themselves, since SGLang runs them anyhow.
+        Any boolean matrix. Rows from num_nodes on see the context and themselves, as SGLang computes them too.
     context_lens : int or int array_like, shape (B)
         Keys already in the cache, SGLang's `seq_lens`. Needed by FULL_MASK only.
     mode : TreeMaskMode, its number or its name
@@ -120,9 +120,9 @@ def from_sglang_mask(
     Parameters
     ----------
     tree_mask : bool array, 1-d (uint8, uint16 or uint32 when packed)
-        Exactly the cells of this batch: cut a larger, reused buffer first, its tail belongs to another batch.
+        Exactly the cells of this batch. Cut a larger, reused buffer first: its tail belongs to another batch.
     draft_token_num : int
-        D, SGLang's rows a request, root included.
+        D, the rows of each request in SGLang, root included.
     context_lens : int or int array_like, shape (B)
         SGLang's `seq_lens`; needed by FULL_MASK only.
     num_nodes : int array_like, shape (B), default D
@@ -181,21 +181,21 @@ def to_sglang(
     pad_token_id: int | None = None,
     spelling: str = "retrieve",
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays SGLang verifies a tree with; D = N tokens a request, the root (bonus of last round) first.
+    """Return the arrays with which SGLang verifies a tree: D = N tokens per request, the last bonus (the root) first.
 
     Parameters
     ----------
     tree : DraftTree
-        One request or a batch; the result always has the batch in it.
+        One request or a batch; the result always has the request axis.
     context_lens : int or int array_like, shape (B)
         Keys already in the cache, SGLang's `seq_lens`: without the root.
     mode : TreeMaskMode, its number or its name
         Layout of `tree_mask`, see `to_sglang_mask`.
     pad_token_id : int, optional
-        Token for nodes from num_nodes on: SGLang runs exactly D rows a request. They hang in no link, so the walk
-        never reaches them. Without it, trees of unequal size raise.
+        Token for nodes from num_nodes on, as SGLang runs exactly D rows per request. No link leads to them, so the
+        walk never reaches them. Without it, trees of unequal size raise.
     spelling : {"retrieve", "retrive"}
-        Prefix of the three link arrays: SGLang's Python renamed them, its kernels kept the old spelling.
+        Prefix of the three link arrays: SGLang's Python code renamed them, its kernels kept the old spelling.
 
     Returns
     -------
@@ -212,8 +212,8 @@ def to_sglang(
 
     Notes
     -----
-    All index arrays are int64 (the kernels check that), ours are int32. Links equal `first_child` and
-    `next_sibling`. The position of a padding row is that of the root. Source: python/sglang/srt/speculative/
+    All index arrays are int64, which SGLang's kernels check; those of this library are int32. Links equal `first_child`
+    and `next_sibling`. The position of a padding row is that of the root. Source: python/sglang/srt/speculative/
     eagle_utils.py and sgl-kernel/csrc/speculative/eagle_utils.cu of github.com/sgl-project/sglang.
 
     Examples
@@ -260,7 +260,7 @@ def _walk(call: Call, request: int, next_token: list[int], next_sibling: list[in
     parents = [-1, *([-2] * (count - 1))]
     if next_sibling[0] != -1:
         raise call.error(ArgumentError, f"the root of request {request} has the sibling {next_sibling[0]}, expected -1")
-    for parent in range(count):  # a parent comes before its children, so node order reaches every node in time
+    for parent in range(count):  # a parent comes before its children, so its own parent is known here
         if parents[parent] == -2:
             continue
         child = next_token[parent]
@@ -326,7 +326,7 @@ def _tree(call: Call, arrays: Mapping[str, Array]) -> tuple[DraftTree, npt.NDArr
 def from_sglang(
     arrays: Mapping[str, Array], *, mode: TreeMaskMode | int | str = TreeMaskMode.FULL_MASK
 ) -> tuple[DraftTree, npt.NDArray[np.int32]]:
-    """Read SGLang's arrays back and check that links, positions and mask tell of the same tree.
+    """Read SGLang's arrays back and check that links, positions and mask describe the same tree.
 
     Parameters
     ----------
@@ -355,9 +355,9 @@ def from_sglang(
 
     Notes
     -----
-    Siblings may be linked in any order, also one that runs against their rows. The tree links them by ascending row,
-    as every DraftTree does; the walk takes the same path, since their tokens are distinct, and nodes keep their
-    numbers, so that results go back by `to_sglang_accept` as they are.
+    Siblings may be linked in any order, also against the order of their rows. The tree links them by ascending row,
+    as every DraftTree does. The walk takes the same path, since their tokens are distinct, and nodes keep their
+    numbers, so results can be passed to `to_sglang_accept` unchanged.
 
     Examples
     --------
@@ -492,13 +492,13 @@ def from_sglang_accept(
     Parameters
     ----------
     predicts : int32 | int64 array, shape (B * D) or (B * D + 1)
-        Only rows of accepted nodes are read: the rest is whatever the buffer held. Some versions add one entry.
+        Only rows of accepted nodes are read; the others may hold anything. Some versions of SGLang add one entry.
     accept_index : int32 | int64 array, shape (B, S)
         Flat rows b * D + node, -1 for none; the row stride is S, not D.
     accept_token_num : int32 | int64 array, shape (B)
         Accepted drafts: without the root, and without the bonus unless `counts_bonus`.
     draft_token_num : int
-        D, rows a request, root included.
+        D, the rows of each request, root included.
     counts_bonus : bool
         Whether `accept_token_num` counts the bonus, see `to_sglang_accept`.
     tree : DraftTree, optional
@@ -544,7 +544,7 @@ def from_sglang_accept(
             raise call.error(
                 ArgumentError,
                 f"`accept_token_num`[{request}] is {accept_token_num[request]} and `accept_index` holds {used} rows, "
-                f"expected the root and one row a token (counts_bonus={counts_bonus})",
+                f"expected the root and one row per token (counts_bonus={counts_bonus})",
             )
         path = (index[request, :count] - request * size).tolist()
         if path[0] != 0 or sorted(set(path)) != path or path[-1] >= size:

@@ -26,8 +26,8 @@ def _sorted(paths: list[Path]) -> list[Path]:
 def _rank_paths(call: Call, tree: DraftTree, candidates: Candidates | None, in_order: bool) -> list[Path]:
     """Return the rank path of every node below the root, in node order.
 
-    A tree holds tokens, not ranks: they come from `candidates`, or are the places among the siblings where those are
-    known to be the first candidates in order, because best_first_tree made the tree or the caller says so.
+    A tree holds tokens, not ranks. Ranks come from `candidates`, or they are the places among the siblings where those
+    are known to be the first candidates in order: because best_first_tree made the tree, or because the caller says so.
     """
     batched = call.tree(tree)
     if tree.is_batched:
@@ -85,7 +85,7 @@ def _checked_paths(call: Call, name: str, paths: Any) -> list[Path]:
             raise call.error(DTypeError, f"`{name}` holds {path!r}, expected paths such as (0,) or [0, 1]")
         ranks = tuple(path)
         if not all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in ranks):
-            raise call.error(DTypeError, f"path {path!r} of `{name}` holds something else than integers")
+            raise call.error(DTypeError, f"path {path!r} of `{name}` holds values other than integers")
         if not ranks:
             raise call.error(ArgumentError, f"`{name}` holds an empty path; the root is not listed")
         if min(ranks) < 0:
@@ -110,7 +110,7 @@ def _tree_from_paths(call: Call, paths: list[Path], candidates: Candidates, root
     batch, draft_len, width = tokens_of.shape
     roots = call.integer_array("root_token_ids", root_token_ids)
     if roots.shape not in ((), (batch,) if table.is_batched else ()):
-        raise call.error(ShapeError, f"`root_token_ids` is {roots.shape}, expected () or one token a request")
+        raise call.error(ShapeError, f"`root_token_ids` is {roots.shape}, expected () or one token per request")
     if (roots < 0).any():
         raise call.error(ArgumentError, f"`root_token_ids` is {roots.tolist()}, expected tokens of at least 0")
     node_of: dict[Path, int] = {(): 0}
@@ -154,25 +154,25 @@ def to_medusa_choices(
     tree : DraftTree
         One request, at least one node besides the root.
     candidates : Candidates, optional
-        Where the ranks come from: a node's rank is the place of its token among the candidates of its depth. Trees
-        with path scores do without: `best_first_tree` takes candidates in order.
+        The source of the ranks: the rank of a node is the place of its token among the candidates of its depth. Not
+        needed for trees with path scores, as `best_first_tree` takes candidates in order.
     in_order : bool
-        Says of another tree, without candidates, that the children of every node are its first candidates in order,
-        so that a rank is the place among the siblings.
+        For another tree, without candidates: asserts that the children of every node are its first candidates in
+        order, so that a rank is the place among the siblings.
     top_k : int
-        Candidates a head offers; Medusa's buffers are built for 10, and rank 10 would name the next head's first.
+        Candidates that a head offers; Medusa's buffers are built for 10, and rank 10 would name the next head's first.
     num_heads : int, optional
         Depth limit: head d predicts depth d.
 
     Returns
     -------
     list of list of int
-        In node order. The root is not listed; token ids and scores cannot be held.
+        In node order. The root is not listed; the form has no token ids and no scores.
 
     Raises
     ------
     UnsupportedError
-        A batch (the tree is shared by all requests), a lone root, ranks that nothing tells, a token without a rank,
+        A batch (the tree is shared by all requests), a lone root, unknown ranks, a token without a rank,
         a rank of `top_k` or more, or a path longer than `num_heads`.
 
     Notes
@@ -231,7 +231,7 @@ def from_medusa_choices(
     UnsupportedError
         A path deeper than L, a rank of K or more, or a candidate that is missing (id -1), roots beyond int32.
     ShapeError, DTypeError, ArgumentError
-        An empty list or path, a path twice or without its parent, entries that are no ranks, roots that do not fit.
+        An empty list or path, a path twice or without its parent, entries that are not ranks, roots that do not fit.
 
     Examples
     --------
@@ -279,7 +279,7 @@ def to_vllm_token_tree(
         Where the ranks come from, as in `to_medusa_choices`.
     require_uniform : bool
         Whether to refuse trees that vLLM parsed but did not draft: it gave every node of a level the same number
-        of children. Forks lift that.
+        of children. Some forks do not have that limit.
 
     Returns
     -------
@@ -290,7 +290,7 @@ def to_vllm_token_tree(
     Raises
     ------
     UnsupportedError, ShapeError, DTypeError, ArgumentError
-        What `to_medusa_choices` refuses, and a tree that is not uniform by level.
+        As in `to_medusa_choices`; also a tree that is not uniform by level.
 
     Notes
     -----
@@ -318,7 +318,7 @@ def from_vllm_token_tree(text: str, candidates: Candidates, *, root_token_ids: n
     text : str
         A Python literal, list of tuples of ranks; a one-rank path is written (0,).
     candidates, root_token_ids
-        As in `from_medusa_choices`; the root is in vLLM the last sampled token.
+        As in `from_medusa_choices`; in vLLM the root is the last sampled token.
 
     Returns
     -------
@@ -328,7 +328,7 @@ def from_vllm_token_tree(text: str, candidates: Candidates, *, root_token_ids: n
     Raises
     ------
     UnsupportedError, ShapeError, DTypeError, ArgumentError
-        Text that is not a literal list, and what `from_medusa_choices` refuses.
+        Text that is not a literal list; also as in `from_medusa_choices`.
 
     Examples
     --------

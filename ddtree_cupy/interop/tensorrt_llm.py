@@ -26,7 +26,7 @@ def to_tensorrt_llm_mask(
     """Return `spec_decoding_packed_mask` and `spec_decoding_generation_lengths`.
 
     Bit j % 32 (bit 0 first) of word j // 32 of row i is set when node i may attend to node j; the context is
-    visible to all. Rows have the stride of the BUFFER: `words` = ceil(max_nodes / 32), whatever the tree's size.
+    visible to all. Rows have the stride of the buffer, `words` = ceil(max_nodes / 32), whatever the size of the tree.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def to_tensorrt_llm_mask(
     max_nodes : int, default N
         Rows of a request in the buffer: max_total_draft_tokens + 1, the root counts.
     words : int, default ceil(max_nodes / 32)
-        Words a row, when the buffer is wider still.
+        Words per row, for a buffer that is wider than that.
     ragged : bool
         Rows of all requests without padding, as the C++ runtime lays them out; else (B, max_nodes, words) as in
         the PyTorch backend.
@@ -54,7 +54,7 @@ def to_tensorrt_llm_mask(
 
     Notes
     -----
-    Ours are the same words as uint32 with the stride ceil(N / 32). The C++ packing kernel writes row 0 as "itself"
+    This library has the same words as uint32, with the stride ceil(N / 32). The C++ packing kernel writes row 0 as "itself"
     whatever the matrix says, which is right for every tree. Source: cpp/tensorrt_llm/kernels/speculativeDecoding/
     convertSpecDecodingMaskToPackedMask.cu and tensorrt_llm/_torch/speculative/spec_tree_manager.py of
     github.com/NVIDIA/TensorRT-LLM.
@@ -105,7 +105,7 @@ def from_tensorrt_llm_mask(
     Raises
     ------
     ShapeError
-        Rows that are not those of the lengths, or too few words for them.
+        The number of rows does not follow from the lengths, or a row has too few words.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def _read(call: Call, names: tuple[str, str], packed_mask: Array, lengths: Array
     if words < words_per_row(most):
         raise call.error(
             ShapeError,
-            f"`{mask_name}` has {words} words a row, expected at least {words_per_row(most)} for {most} nodes",
+            f"`{mask_name}` has {words} words per row, expected at least {words_per_row(most)} for {most} nodes",
         )
     if ragged and len(packed_mask) != lens.sum():
         raise call.error(
@@ -171,7 +171,8 @@ def to_tensorrt_llm(
 
     Notes
     -----
-    Token ids are not among the three; `from_tensorrt_llm` asks for them. Its retrieve links are SGLang's, as int32.
+    Token ids are not among the three arrays; `from_tensorrt_llm` takes them as an argument. TensorRT-LLM's retrieve
+    links are those of SGLang, as int32.
 
     Examples
     --------
@@ -206,7 +207,7 @@ def from_tensorrt_llm(arrays: Mapping[str, Array], token_ids: npt.NDArray[Any]) 
     Raises
     ------
     UnsupportedError
-        A mask that is no tree's, a token beyond int32.
+        A mask that belongs to no tree, a token beyond int32.
     ShapeError, DTypeError, ArgumentError
         A missing array, shapes that do not fit, offsets that are not the depths, siblings that share a token.
 
@@ -225,7 +226,7 @@ def from_tensorrt_llm(arrays: Mapping[str, Array], token_ids: npt.NDArray[Any]) 
     if tokens.shape[1] < longest:
         raise call.error(
             ShapeError,
-            f"`token_ids` is {tokens.shape}, expected at least {longest} tokens a request, the longest of `{LENGTHS}`",
+            f"`token_ids` is {tokens.shape}, expected {longest} or more tokens per request, the longest of `{LENGTHS}`",
         )
     visibility = _read(call, (MASK, LENGTHS), arrays[MASK], arrays[LENGTHS], tokens.shape[1])
     tree = call.tree_behind(visibility, "token_ids", tokens)

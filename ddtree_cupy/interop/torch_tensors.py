@@ -1,4 +1,4 @@
-"""Tensors of torch through DLPack, zero copy both ways; torch is imported inside the functions only."""
+"""Tensors of torch through DLPack, without a copy in both directions; torch is imported inside the functions only."""
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
@@ -39,7 +39,7 @@ def _tensor(name: str, array: Array) -> Any:
 
 
 def to_torch(value: Any) -> Any:
-    """Share an array, or every array of a container, with torch; nothing is copied, writes are seen by both.
+    """Share an array, or every array of a container, with torch; nothing is copied, and both see each other's writes.
 
     Parameters
     ----------
@@ -49,14 +49,14 @@ def to_torch(value: Any) -> Any:
     Returns
     -------
     torch.Tensor, or dict of str to torch.Tensor for a container
-        On the device of the array. Fields that are None or host integers stay what they are.
+        On the device of the array. Fields that are None or host integers are returned unchanged.
 
     Raises
     ------
     LayoutError
-        A read-only or unaligned array, or one with negative strides: sharing it would be wrong, a copy is yours.
+        A read-only or unaligned array, or one with negative strides: it cannot be shared, copy it first.
     DTypeError
-        No array, or a dtype torch does not have (byte-swapped, float8, strings).
+        Not an array, or a dtype that torch does not have (byte-swapped, float8, strings).
 
     Notes
     -----
@@ -123,19 +123,19 @@ def from_torch(value: Any, kind: type | None = None, *, xp: Any = np) -> Any:
     kind : type, optional
         The container class to make: DraftTree, Visibility, Candidates, PagedKV or AcceptResult.
     xp : module
-        Whose arrays to make: numpy (CPU tensors) or cupy (GPU tensors).
+        The library of the arrays: numpy (for CPU tensors) or cupy (for GPU tensors).
 
     Returns
     -------
     array of `xp`, or a `kind`
-        On NumPy a container is checked by `validate()`; on CuPy that would synchronise and is left to you.
+        On NumPy a container is checked by `validate()`. On CuPy it is not, since that would synchronise.
 
     Raises
     ------
     LayoutError
-        A tensor that requires grad, lies on another device, is sparse, or has a dtype `xp` lacks (float8).
+        A tensor that requires grad, lies on another device, is sparse, or has a dtype that `xp` lacks (float8).
     DTypeError, ArgumentError, ShapeError
-        No tensor, missing or unknown fields, or values against the container's contract (int64 where it has int32).
+        Not a tensor, missing or unknown fields, or values that the container does not allow (int64 instead of int32).
 
     Examples
     --------

@@ -61,7 +61,7 @@ def assert_same_masks(found: Visibility, expected: Any) -> None:
 
 @st.composite
 def with_contexts(draw: Any, containers: Any, max_context: int = 9) -> tuple[Any, Any]:
-    """Draw a container and one context length a request."""
+    """Draw a container and one context length per request."""
     container = draw(containers)
     random = np.random.default_rng(draw(seeds()))
     return container, random.integers(0, max_context + 1, batched(container).num_nodes.shape)

@@ -115,7 +115,7 @@ def spoiled(place, value, **options):
 
 @rejects(
     (UnsupportedError, r"`attention_mask`\[0, 0, 2, 4\] is -1e\+09, expected 0, -3.4", spoiled((2, 4), -1e9)),
-    (UnsupportedError, "1/0 masks want dtype bool", spoiled((2, 4), 1.0)),
+    (UnsupportedError, "masks of 1 and 0 need dtype bool", spoiled((2, 4), 1.0)),
     (UnsupportedError, "nan", spoiled((2, 4), np.nan)),
     (UnsupportedError, "-65504, expected", to_huggingface_mask(T6, 3, dtype="float16").astype(np.float32)),
     (UnsupportedError, "row 4 of request 0 hides context key 1", spoiled((4, 1), -np.inf)),

@@ -121,7 +121,7 @@ def test_packed_mode_rejects_33_nodes_which_take_two_words_here():
     chain = batch_of((list(range(33)), list(range(-1, 32))))
     assert chain.visibility_bits.shape == (1, 33, 2)
     for call in (lambda: to_sglang_mask(chain, mode=2), lambda: to_sglang(chain, 0, mode=2)):
-        with pytest.raises(UnsupportedError, match=r"at most 32 bits a row, this tree has 33 nodes; use QLEN_ONLY"):
+        with pytest.raises(UnsupportedError, match=r"at most 32 bits per row, this tree has 33 nodes; use QLEN_ONLY"):
             call()
     with pytest.raises(UnsupportedError, match="at most 32 bits"):
         from_sglang_mask(np.zeros(33, np.uint32), draft_token_num=33, mode=2)
