@@ -54,10 +54,10 @@ def to_tensorrt_llm_mask(
 
     Notes
     -----
-    This library has the same words as uint32, with the stride ceil(N / 32). The C++ packing kernel writes row 0 as "itself"
-    whatever the matrix says, which is right for every tree. Source: cpp/tensorrt_llm/kernels/speculativeDecoding/
-    convertSpecDecodingMaskToPackedMask.cu and tensorrt_llm/_torch/speculative/spec_tree_manager.py of
-    github.com/NVIDIA/TensorRT-LLM.
+    This library has the same words as uint32, with the stride ceil(N / 32). The C++ packing kernel writes row 0 as
+    "itself" whatever the matrix says, which is right for every tree.
+    Source: cpp/tensorrt_llm/kernels/speculativeDecoding/convertSpecDecodingMaskToPackedMask.cu and
+    tensorrt_llm/_torch/speculative/spec_tree_manager.py of github.com/NVIDIA/TensorRT-LLM.
 
     Examples
     --------
@@ -226,7 +226,8 @@ def from_tensorrt_llm(arrays: Mapping[str, Array], token_ids: npt.NDArray[Any]) 
     if tokens.shape[1] < longest:
         raise call.error(
             ShapeError,
-            f"`token_ids` is {tokens.shape}, expected {longest} or more tokens per request, the longest of `{LENGTHS}`",
+            f"`token_ids` is {tokens.shape}, expected at least {longest} tokens per request, the "
+            f"longest of `{LENGTHS}`",
         )
     visibility = _read(call, (MASK, LENGTHS), arrays[MASK], arrays[LENGTHS], tokens.shape[1])
     tree = call.tree_behind(visibility, "token_ids", tokens)
