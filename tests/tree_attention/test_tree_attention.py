@@ -17,7 +17,6 @@ from tests.tree_attention.cases import (
     build,
     expected,
     make_case,
-    matrix_case,
     random_visible,
     recipes,
     tree_case,
@@ -48,7 +47,9 @@ def one_request(case, b):
 @given(recipes(), st.sampled_from(DTYPES), st.sampled_from(["all", "context", "tree"]))
 def test_tree_attention_matches_oracle(recipe, dtype, keys):
     case = build(recipe, dtype=dtype)
-    assert_state(case, *attend(case, keys=keys), keys)
+    with unchanged(tree=case.tree, q_nope=case.q_nope, q_pe=case.q_pe, kv=case.kv):
+        out, lse = attend(case, keys=keys)
+    assert_state(case, out, lse, keys)
 
 
 @given(recipes())
@@ -61,7 +62,7 @@ def test_reference_matches_oracle_in_float64(recipe):
     np.testing.assert_allclose(lse, exact_lse, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("num_nodes", [1, 31, 32, 33, 63, 64, 65])
+@pytest.mark.parametrize("num_nodes", [1, 31, 32, 33, 63, 64, 65, 1025])
 @pytest.mark.parametrize("context", [0, 1, 63, 64, 65, 127, 128, 129])
 def test_tree_attention_matches_oracle_at_word_and_tile_edges(num_nodes, context):
     rng = np.random.default_rng([num_nodes, context])
@@ -69,12 +70,7 @@ def test_tree_attention_matches_oracle_at_word_and_tile_edges(num_nodes, context
     assert_state(case, *attend(case))
 
 
-def test_tree_attention_matches_oracle_on_1025_nodes():
-    case = tree_case(np.random.default_rng(0), [1025], [17], page_size=64, heads=1)
-    assert_state(case, *attend(case))
-
-
-@pytest.mark.parametrize("heads", [0, 1, 2, 7, 8, 12, 16, 17, 128])
+@pytest.mark.parametrize("heads", [0, 17, 128])
 def test_tree_attention_matches_oracle_at_any_head_count(heads):
     case = tree_case(np.random.default_rng(heads), [5, 3], [9, 20], heads=heads)
     assert_state(case, *attend(case))
@@ -129,24 +125,6 @@ def test_tree_attention_never_reads_the_other_part(recipe):
                 spoilt.kv.ckv[page, position % spoilt.kv.page_size] = np.nan
                 spoilt.kv.kpe[page, position % spoilt.kv.page_size] = np.nan
         assert_identical(attend(spoilt, keys=keys), attend(case, keys=keys))
-
-
-@given(recipes())
-def test_tree_attention_never_reads_a_node_that_no_row_sees(recipe):
-    case, spoilt = build(recipe | {"is_tree": False}), build(recipe | {"is_tree": False})
-    for b, allowed in enumerate(spoilt.allowed):
-        for position in np.flatnonzero(~allowed.any(axis=0)) if len(allowed) else ():
-            page = spoilt.kv.page_table[b, position // spoilt.kv.page_size]
-            spoilt.kv.ckv[page, position % spoilt.kv.page_size] = np.nan
-            spoilt.kv.kpe[page, position % spoilt.kv.page_size] = np.nan
-    assert_identical(attend(spoilt), attend(case))
-
-
-@given(recipes())
-def test_tree_attention_never_writes_its_inputs(recipe):
-    case = build(recipe)
-    with unchanged(tree=case.tree, q_nope=case.q_nope, q_pe=case.q_pe, kv=case.kv):
-        attend(case)
 
 
 @given(recipes(), st.sampled_from(DTYPES))
@@ -309,12 +287,6 @@ def test_tree_attention_is_invariant_under_dropping_other_branches(node):
     np.testing.assert_allclose(alone[1][0], lse[0, node], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_tree_attention_is_identical_on_repeat(dtype):
-    case = tree_case(np.random.default_rng(12), [33, 5], [129, 0], dtype=dtype)
-    assert_identical(attend(case), attend(case))
-
-
 @pytest.mark.parametrize("batch", [0, 1, 4])
 def test_tree_attention_matches_oracle_when_all_requests_are_inactive(batch):
     nothing = [np.zeros((0, 0), bool)] * max(batch, 1)
@@ -417,17 +389,6 @@ def test_tree_attention_is_invariant_under_a_shift_of_all_scores(recipe):
     moved_out, moved_lse = attend(replace(case, q_pe=q_pe, kv=kv))
     np.testing.assert_allclose(moved_out, out, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(moved_lse, lse + shift, rtol=1e-12, atol=1e-12)
-
-
-def test_tree_attention_matches_matrix_case_helpers():
-    """The helpers themselves: flipping one visible bit must change the row that owns it."""
-    case = matrix_case(np.random.default_rng(2), [6], [4])
-    out, _ = attend(case)
-    bits = case.tree.visibility_bits.copy()
-    bits[0, 3, 0] ^= np.uint32(1 << 5)
-    flipped, _ = attend(replace(case, tree=replace(case.tree, visibility_bits=bits)))
-    assert (flipped[0, 3] != out[0, 3]).any()
-    assert_identical(np.delete(flipped, 3, axis=1), np.delete(out, 3, axis=1))
 
 
 def test_tree_attention_matches_oracle_with_strided_visibility_bits():
