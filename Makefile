@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint lossless curve tsan notebooks cluster gpu-test sanitize bench clean
+.PHONY: demo test test-all lint lossless curve tsan notebooks cluster gpu-test sanitize bench measure tables clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
@@ -54,6 +54,13 @@ sanitize: .venv/with-test .venv/with-cuda13  ## the GPU tests under compute-sani
 
 bench: .venv/with-cuda13  ## gate, then time every case on this GPU
 	$(BIN)/python -m ddtree_cupy.bench
+
+measure: .venv/with-cuda13  ## measure every grid of cases on this GPU and keep the reports
+	for grid in "" --tree-sizes --curves; do \
+		$(BIN)/python -m ddtree_cupy.bench $$grid --save ddtree_cupy/bench/measurements || exit 1; done
+
+tables: .venv/with-test  ## README and notebook 07 from the newest measurements
+	$(BIN)/python -m ddtree_cupy.bench.tables --notebook
 
 clean:
 	rm -rf .venv

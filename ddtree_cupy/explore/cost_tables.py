@@ -11,12 +11,12 @@ import numpy as np
 from ddtree_cupy._check import Checker
 from ddtree_cupy._files import read_json, written_whole
 from ddtree_cupy._terminal import escaped
+from ddtree_cupy.bench import measurements
 from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore.costs import CostModel
+from ddtree_cupy.tree_attention.versions import VERSIONS
 
-__all__ = ["SHIPPED_COSTS", "CostTable", "MeasuredCost"]
-
-SHIPPED_COSTS = Path(__file__).parent / "data" / "tree_attention_costs.json"
+__all__ = ["CostTable", "MeasuredCost"]
 
 FORMAT = "ddtree-costs-1"
 COLUMNS = ("heads", "nodes", "context", "microseconds")  # of the file; `nodes` are num_nodes, root included
@@ -37,16 +37,15 @@ class CostTable:
 
     Notes
     -----
-    The shipped table holds one layer's `tree_attention` for 1 to 257 nodes, 8 and 64 heads, 8,192 and 131,072 keys of
-    context. The rest of a model's pass (its weights, above all) is not in it: add a `LinearCost` for that.
+    The shipped table is the newest measurement of one layer's `tree_attention` on an H200, for 1 to 257 nodes, 8 and 64
+    heads, 8,192 and 131,072 keys of context. The rest of a model's pass (its weights, above all) is not in it: add a
+    `LinearCost` for that.
 
     Examples
     --------
     >>> table = CostTable.load()
-    >>> for command in table.about["command"].split(" && "):
-    ...     print(command)
-    python -m ddtree_cupy.bench --tree-sizes v3_mma --json > report.json
-    python -m ddtree_cupy.explore costs report.json --variant v3_mma --dtype bfloat16
+    >>> table.about["gpu"], len(table.rows)
+    ('NVIDIA H200', 64)
     """
 
     rows: tuple[tuple[int, int, int, float], ...]
@@ -75,18 +74,22 @@ class CostTable:
         return f"CostTable({about}, rows={len(self.rows)})"
 
     @classmethod
-    def load(cls, path: str | Path = SHIPPED_COSTS) -> Self:
-        """Read a table; by default the shipped one.
+    def load(cls, path: str | Path | None = None) -> Self:
+        """Read a table; by default the shipped one, of the kernel version that "auto" prefers.
 
         Parameters
         ----------
-        path : str or path
+        path : str or path, optional
 
         Raises
         ------
         WeightsError
             The file is missing, not JSON, or holds something else.
         """
+        if path is None:
+            report = measurements.load("tree_sizes")
+            timed = {row["variant"] for row in report["rows"] if "event_us" in row}
+            return cls.from_bench(report, next(name for name in VERSIONS if name in timed), dtype="bfloat16")
         try:
             data = read_json(path)
         except OSError as error:
@@ -149,7 +152,7 @@ class CostTable:
         if not rows:
             raise ArgumentError(f"CostTable.from_bench: `variant` is {variant!r}, expected one with rows at batch 1")
         remake = f"python -m ddtree_cupy.explore costs report.json --variant {variant} --dtype {dtype}"
-        about["command"] += f" > report.json && {remake}"
+        about["command"] += f" --json > report.json && {remake}"
         return cls(tuple(rows), {"variant": variant, **about, "dtype": dtype, "batch": "1", "timing": "event"})
 
 
@@ -170,8 +173,8 @@ class MeasuredCost(CostModel):
     Examples
     --------
     >>> cost = MeasuredCost(CostTable.load(), heads=64, context=8192)
-    >>> cost(0), cost(64)
-    (35.4, 218.4)
+    >>> 1 < cost(64) / cost(0) < 10  # 65 nodes cost more than one, and far less than 65 times as much
+    True
     """
 
     table: CostTable

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from ddtree_cupy.bench import __main__ as bench
+from ddtree_cupy.bench import measurements
+from ddtree_cupy.bench import report as bench_report
+from ddtree_cupy.bench.case import Case
 from ddtree_cupy.bench.timing import Times
-from ddtree_cupy.errors import UnsupportedError
+from ddtree_cupy.errors import MissingGPUError, UnsupportedError
 
 
 @pytest.fixture
@@ -22,15 +25,16 @@ def calls(monkeypatch):
         calls.append("case")
         return Times(event_us=100.0, low_us=99.0, high_us=101.0, graph_us=None, host_us=20.0)
 
-    def all_cases(pattern, **grids):
-        prepared = bench.Case("op", "name", "v", 4_000_000, 40_000_000_000, 20_000_000_000, Stub)
-        failing = bench.Case("op", "wrong", "v", 1, 1, 1, lambda: Stub(fails=True))
+    def all_cases(pattern, grid):
+        prepared = Case("op", "name", "v", Stub, 4_000_000, 40_000_000_000, 20_000_000_000)
+        failing = Case("op", "wrong", "v", lambda: Stub(fails=True), 1, 1, 1)
         return [prepared, failing, prepared, prepared]
 
-    for name, stub in (("yardstick", yardstick), ("measure", measure), ("all_cases", all_cases)):
-        monkeypatch.setattr(bench, name, stub)
+    monkeypatch.setattr(bench_report, "yardstick", yardstick)
+    monkeypatch.setattr(bench_report, "measure", measure)
+    monkeypatch.setattr(bench_report, "environment", lambda: {"gpu": "Card 9", "date": "2026-12-01"})
     monkeypatch.setattr(bench, "current_device", lambda: 0)
-    monkeypatch.setattr(bench, "environment", lambda: {"gpu": "none"})
+    monkeypatch.setattr(bench, "all_cases", all_cases)
     return calls
 
 
@@ -81,12 +85,12 @@ def test_refused_case_is_printed_and_is_no_failure(calls, monkeypatch, capsys):
     def refuse():
         raise UnsupportedError(why)
 
-    refused = bench.Case("op", "long", "v1_three_phase", 1, 1, 1, refuse)
-    timed = bench.Case("op", "name", "v", 1, 1, 1, Stub)
-    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [timed, refused])
+    refused = Case("op", "long", "v1_three_phase", refuse, 1)
+    timed = Case("op", "name", "v", Stub, 1)
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, grid: [timed, refused])
     assert bench.main([]) == 0
     assert f"not timed: {why}" in capsys.readouterr().out
-    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [refused])
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, grid: [refused])
     assert bench.main(["--json"]) == 1  # nothing was timed
     assert json.loads(capsys.readouterr().out)["rows"] == [
         {"op": "op", "name": "long", "variant": "v1_three_phase", "refused": why}
@@ -97,15 +101,15 @@ def test_refused_case_is_printed_and_is_no_failure(calls, monkeypatch, capsys):
     ("number", "order"), [(1, "yardstick case yardstick"), (2, "yardstick case yardstick case yardstick")]
 )
 def test_yardstick_between_needs_two_cases(calls, monkeypatch, capsys, number, order):
-    one = bench.Case("op", "name", "v", 1, 0, 0, Stub)
-    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: number * [one])
+    one = Case("op", "name", "v", Stub, 1)
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, grid: number * [one])
     assert bench.main([]) == 0
     assert calls == order.split()
     assert capsys.readouterr().out.splitlines()[-1].split()[10:13] == ["-", "-", "-"]  # no products, no rates of them
 
 
 def test_pattern_that_no_case_holds_is_named(calls, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "all_cases", lambda pattern, **grids: [])
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, grid: [])
     assert bench.main(["v9"]) == 1
     assert capsys.readouterr().err == "bench: no case holds 'v9' in its op, name or variant\n"
     assert calls == []
@@ -113,8 +117,33 @@ def test_pattern_that_no_case_holds_is_named(calls, monkeypatch, capsys):
 
 def test_bench_without_a_gpu_says_so(monkeypatch, capsys):
     def none():
-        raise bench.DDTreeError("no GPU found")
+        raise MissingGPUError("no GPU found")
 
     monkeypatch.setattr(bench, "current_device", none)
     assert bench.main([]) == 1
     assert capsys.readouterr().err == "bench: no GPU found\n"
+
+
+def test_saved_reports_of_one_day_share_a_file_and_come_back_as_printed(calls, monkeypatch, tmp_path, capsys):
+    one = Case("op", "name", "v", Stub, 4_000_000, 40_000_000_000, 20_000_000_000)
+    monkeypatch.setattr(bench, "all_cases", lambda pattern, grid: [one] if grid == "main" else [one, one])
+    assert bench.main(["name", "--save", str(tmp_path), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert bench.main(["--curves", "--save", str(tmp_path), "--json"]) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert [path.name for path in tmp_path.iterdir()] == ["card_9_2026-12-01.json"]
+    assert first["environment"]["command"] == "python -m ddtree_cupy.bench name"
+    assert second["environment"]["command"] == "python -m ddtree_cupy.bench --curves"
+    assert measurements.load("main", gpu="Card 9", folder=tmp_path) == first
+    assert measurements.load("curves", gpu="Card 9", folder=tmp_path) == second
+    assert len(second["rows"]) == 2
+
+
+def test_nothing_is_saved_when_a_case_fails_or_the_folder_is_missing(calls, tmp_path, capsys):
+    assert bench.main(["--save", str(tmp_path)]) == 1
+    assert "nothing was saved, because a case disagrees with its reference" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    calls.clear()
+    assert bench.main(["--save", str(tmp_path / "none")]) == 1
+    assert "expected a folder that exists" in capsys.readouterr().err
+    assert calls == []

@@ -9,7 +9,6 @@ import pytest
 from ddtree_cupy._progress import with_progress
 from ddtree_cupy.explore import CostTable, Traces
 from ddtree_cupy.explore.__main__ import main
-from ddtree_cupy.explore.cost_tables import SHIPPED_COSTS
 from ddtree_cupy.explore.traces import SHIPPED_TRACES
 
 REPORT = {
@@ -19,7 +18,7 @@ REPORT = {
 
 
 def test_commands_write_into_the_current_folder_and_leave_the_shipped_data_alone(tmp_path, monkeypatch, capsys):
-    shipped = SHIPPED_COSTS.read_bytes(), SHIPPED_TRACES.read_bytes()
+    shipped = CostTable.load(), SHIPPED_TRACES.read_bytes()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "report.json").write_text(json.dumps(REPORT))
     assert main(["costs", "report.json", "--variant", "v9", "--dtype", "float16"]) == 0
@@ -29,7 +28,7 @@ def test_commands_write_into_the_current_folder_and_leave_the_shipped_data_alone
     printed = capsys.readouterr().out
     assert "costs.json: CostTable(v9" in printed
     assert "traces.npz: Traces(prompts=1" in printed
-    assert (SHIPPED_COSTS.read_bytes(), SHIPPED_TRACES.read_bytes()) == shipped
+    assert (CostTable.load(), SHIPPED_TRACES.read_bytes()) == shipped
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,12 @@ def test_messages_name_arrays_and_files_escaped(tmp_path, capsys):
 
 def test_tables_name_gpus_escaped(monkeypatch, tmp_path, capsys):
     name = f"NVIDIA {OBEYED}\nbackends"
-    report = {"environment": {"gpu": name}, "rows": []}
     monkeypatch.setattr(bench, "current_device", lambda: 0)
-    monkeypatch.setattr(bench, "all_cases", lambda *_, **__: [bench.Case("op", "name", "v", 1, 1, 1, None)])
-    monkeypatch.setattr(bench, "environment", lambda: report["environment"])
-    monkeypatch.setattr(bench, "yardstick", lambda: {"copy_bytes_per_second": 1.0, "matmul_flops_per_second": 1.0})
-    monkeypatch.setattr(bench, "run_case", lambda *_: {"op": "o", "name": "n", "variant": "v", "refused": OBEYED})
+    monkeypatch.setattr(bench, "all_cases", lambda *_, **__: [None])
+    ceilings = {"copy_bytes_per_second": 1.0, "matmul_flops_per_second": 1.0}
+    rows = [{"op": "o", "name": "n", "variant": "v", "refused": OBEYED}]
+    report = {"environment": {"gpu": name}, "yardstick_before": ceilings, "rows": rows}
+    monkeypatch.setattr(bench, "make_report", lambda *_: report)
     assert bench.main([]) == 1
     printed = capsys.readouterr().out
     assert is_safe(printed)

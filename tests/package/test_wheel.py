@@ -48,6 +48,8 @@ def test_wheel_runs_the_main_job_outside_the_checkout(tmp_path):
 
     assert installed("-c", "import ddtree_cupy; print(ddtree_cupy.__file__)").startswith(str(site))
     assert (site / "ddtree_cupy" / "_cuda_src").is_dir()
+    measured = "from ddtree_cupy.explore import CostTable; print(CostTable.load().about['gpu'])"
+    assert installed("-c", measured) == "NVIDIA H200\n"
     found = json.loads(installed("-m", "ddtree_cupy", "decode", "--max-new-tokens", "12", "--json"))
     assert found["identical"]
     assert [way["way"] for way in found["ways"]] == ["autoregressive", "chain, 15 drafts", "tree, budget 64"]

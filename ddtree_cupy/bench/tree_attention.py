@@ -1,25 +1,41 @@
-"""The arrays and the gate of the tree_attention cases."""
+"""The cases of tree_attention, one for each size and kernel version; floats are judged by the library's rule."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ddtree_cupy import tree_attention, tree_attention_workspace_bytes
-from ddtree_cupy.bench.cases import (
-    HEAD_DIM_CKV,
-    HEAD_DIM_KPE,
-    PAGE_SIZE,
-    Prepared,
-    bfloat16_normal,
-    random_tree,
-    to_device,
-)
-from ddtree_cupy.containers import DraftTree, PagedKV
+from ddtree_cupy.bench.case import Case, Prepared, bfloat16_normal, random_tree, repeated, to_device
+from ddtree_cupy.bench.sizes import ATTENTION_SIZES, HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE, attention_name
+from ddtree_cupy.containers import PagedKV
 from ddtree_cupy.testing import assert_close, lse_floor, out_floor
 from ddtree_cupy.tree_attention import reference
+from ddtree_cupy.tree_attention.versions import VERSIONS
 
 SM_SCALE = 192**-0.5
+
+
+def cases(sizes: Iterable[tuple[int, int, int, int]] = ATTENTION_SIZES, *, any_length: bool = False) -> Iterator[Case]:
+    """Yield every size for every version, the one that "auto" prefers last.
+
+    With `any_length` only for versions that take any number of keys.
+    """
+    width = HEAD_DIM_CKV + HEAD_DIM_KPE
+    for variant in reversed(VERSIONS):
+        for batch, heads, nodes, context in sizes if VERSIONS[variant].TRAITS.any_length or not any_length else ():
+            rows, depth_sum = batch * heads * nodes, int(random_tree(nodes).depths.sum()) + nodes
+            yield Case(
+                op="tree_attention",
+                name=attention_name(batch, heads, nodes, context),
+                variant=variant,
+                prepare=partial(prepare_attention, batch, heads, nodes, context, variant),
+                bytes_moved=2 * width * batch * (context + nodes) + 2 * rows * (width + HEAD_DIM_CKV) + 4 * rows,
+                flops=2 * (width + HEAD_DIM_CKV) * rows * (context + nodes),
+                visible_flops=2 * (width + HEAD_DIM_CKV) * batch * heads * (nodes * context + depth_sum),
+            )
 
 
 def prepare_attention(batch: int, heads: int, nodes: int, context: int, variant: str) -> Prepared:
@@ -38,7 +54,7 @@ def prepare_attention(batch: int, heads: int, nodes: int, context: int, variant:
         max_context=context,
     )
     one = random_tree(nodes)
-    tree: DraftTree = to_device(one.map(lambda array: np.repeat(array[None], batch, axis=0)))
+    tree = to_device(repeated(one, batch))
     q_nope = bfloat16_normal(3, (batch, nodes, heads, HEAD_DIM_CKV))
     q_pe = bfloat16_normal(4, (batch, nodes, heads, HEAD_DIM_KPE))
     out = cupy.empty_like(q_nope), cupy.empty(q_nope.shape[:3], np.float32)

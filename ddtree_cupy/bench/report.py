@@ -1,0 +1,124 @@
+"""Measure cases and say on which machine: the report that is printed and saved."""
+
+import datetime
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ddtree_cupy
+from ddtree_cupy._terminal import escaped
+from ddtree_cupy.bench import tree_accept, tree_attention, tree_build
+from ddtree_cupy.bench.case import Case
+from ddtree_cupy.bench.sizes import CURVE_SIZES, TREE_SIZES
+from ddtree_cupy.bench.timing import copy_bytes_per_second, matmul_flops_per_second, measure
+from ddtree_cupy.errors import DDTreeError, UnsupportedError
+from ddtree_cupy.kernels.device import current_device, nvrtc_version
+
+
+def all_cases(pattern: str = "", *, grid: str = "main") -> list[Case]:
+    """Return the cases of a grid whose "op name variant" holds `pattern`.
+
+    "main" has every op; "tree_sizes" has tree_attention by nodes, "curves" by nodes, heads, context and batch in turn.
+    """
+    if grid == "main":
+        cases = [*tree_build.cases(), *tree_attention.cases(), *tree_accept.cases()]
+    else:
+        sizes = {"tree_sizes": TREE_SIZES, "curves": CURVE_SIZES}[grid]
+        cases = list(tree_attention.cases(sizes, any_length=True))
+    return [case for case in cases if pattern in f"{case.op} {case.name} {case.variant}"]
+
+
+def make_report(cases: Sequence[Case], command: str) -> dict[str, Any]:
+    """Gate and time every case, with the ceilings of the card before, between and after."""
+    report: dict[str, Any] = {"environment": {**environment(), "command": command}, "yardstick_before": yardstick()}
+    rows = []
+    for number, case in enumerate(cases, 1):
+        if number == len(cases) // 2 + 1 and number > 1:
+            report["yardstick_between"] = yardstick()
+        print(f"\r{number}/{len(cases)} {case.op} {case.name:<40}", end="", file=sys.stderr, flush=True)
+        rows.append(run_case(case))
+    print("\r" + " " * 70, file=sys.stderr)
+    return {**report, "yardstick_after": yardstick(), "rows": rows}
+
+
+def environment() -> dict[str, str]:
+    """What a table must say about the machine it was made on."""
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(current_device())
+    driver = cupy.cuda.runtime.driverGetVersion()
+    return {
+        "gpu": properties["name"].decode(),
+        "driver_cuda": f"{driver // 1000}.{driver % 1000 // 10}",
+        "nvrtc": ".".join(map(str, nvrtc_version())),
+        "cupy": cupy.__version__,
+        "python": platform.python_version(),
+        "ddtree_cupy": ddtree_cupy.__version__,
+        "commit": _commit(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _commit() -> str:
+    root = Path(__file__).parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def yardstick() -> dict[str, float]:
+    """The two ceilings of this card in its present state."""
+    return {"copy_bytes_per_second": copy_bytes_per_second(), "matmul_flops_per_second": matmul_flops_per_second()}
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """Gate and time one case; `measurements.with_rates` adds what follows from the times."""
+    row: dict[str, Any] = {"op": case.op, "name": case.name, "variant": case.variant}
+    try:
+        prepared = case.prepare()
+        prepared.run()
+        prepared.gate()
+    except UnsupportedError as error:
+        return {**row, "refused": str(error)}
+    except (AssertionError, DDTreeError) as error:
+        return {**row, "failed": f"{type(error).__name__}: {error}"}
+    work = {"bytes": case.bytes_moved, "flops": case.flops, "visible_flops": case.visible_flops}
+    return {**row, **asdict(measure(prepared.run)), **work}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """One aligned table."""
+    lines = [", ".join(f"{key} {escaped(value)}" for key, value in report["environment"].items())]
+    for name, ceilings in report.items():
+        if not name.startswith("yardstick"):
+            continue
+        lines.append(
+            f"{name}: copy {ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
+            f"bf16 8192^3 product {ceilings['matmul_flops_per_second'] / 1e12:.0f} TFLOP/s"
+        )
+    lines.append(
+        f"{'op':<21}{'case':<42}{'variant':<16}{'event us':>10}{'20 %':>9}{'80 %':>9}{'graph us':>10}{'host us':>9}"
+        f"{'MB':>9}{'GB/s':>7}{'TF/s':>7}{'TF vis':>7}{'% of product':>13}{'floor us':>10}{'% of floor':>11}"
+    )
+    for row in report["rows"]:
+        start = f"{row['op']:<21}{row['name']:<42}{row['variant']:<16}"
+        if "event_us" not in row:
+            lines.append(f"{start} not timed: {row.get('failed') or row['refused']}")
+            continue
+        lines.append(
+            f"{start}{row['event_us']:>10.1f}{row['low_us']:>9.1f}{row['high_us']:>9.1f}"
+            f"{_or_dash(row['graph_us']):>10}"
+            f"{row['host_us']:>9.1f}{1e-6 * row['bytes']:>9.2f}{row['gigabytes_per_second']:>7.0f}"
+            f"{_or_dash(row['tflops']):>7}{_or_dash(row['tflops_visible']):>7}{_or_dash(row['percent_of_product']):>13}"
+            f"{row['floor_us']:>10.1f}{row['percent_of_floor']:>11.1f}"
+        )
+    return "\n".join(lines)
+
+
+def _or_dash(number: float | None) -> str:
+    """What does not apply is no number: a graph of long calls, the products of a memory-bound op."""
+    return f"{number:.1f}" if number else "-"
