@@ -21,44 +21,8 @@
 // Requires   C 64, 128, 256 or 512, R a multiple of 16; checked dtypes and shapes; scratch that starts at multiples of
 //            16 bytes (out and lse may start anywhere)
 // Versions   v2_split_kv: CUDA cores, any head size | v3_mma: this, sm_80 to sm_120, as products are the limit
-// Log        H200, 2026-11-30, bfloat16, one request, 64 nodes; TFLOP/s at 64 heads x 131,072 keys, then microseconds
-//            at 8 heads x 8,192 and 64 heads x 1,024 (event time, L2 cold). Floors: 1,505, 12 and 12 us of arithmetic.
-//            Eight warps in two groups, each for scores and values of 32 rows:
-//            two groups in step, state in registers (24 B spilled)             232       83      82
-//            cold state in shared memory, one ldmatrix ahead of its products   254       78      79
-//            groups tied by mbarriers alone, expected more, more instructions  223       83      84
-//            the same with cp.async.bulk rows, one warp a tile (straggler)     159      122     125
-//            in step, pages fetched ahead, ex2.approx, queries by ldmatrix     253       65      71
-//            At 254 the tensor pipe was busy for 38 % of the time, shared memory for 49 %, issue slots for 28 %: two
-//            warps a scheduler did not hide latencies. So eight value warps and four score warps:
-//            softmax beside the values of the tile before                      302       58      66
-//            fragments two k-steps ahead, merge kernel: a warp for 128 columns 305       54      60
-//            XOR swizzle (padding cost cp.async 10 wavefronts, not 4), cuts    320       51      55
-//            loads after the products instead of before                        333       51      54
-//            value warps told a tile later, so that they fill the softmax      362       52      52
-//            factors only where a maximum rose, tiles announced halfway        379       48      51
-//            8 of 18 k-steps held instead of 9; a warmer card                  358       49      54
-//            first loads before rescaling, tiles announced early               378       48      52
-//            row tiles begun together, their ends last                         388       48      52
-//            whole lengths first, ends on one line: this form; a warmer card   382       48      53
-//            At 358: tensor pipe 57 %, shared memory 61 %, issue slots 30 %, L2 17 %. A score warp waits for nobody:
-//            of a tile's 2,650 cycles its products take 1,550 (864 if nothing else ran) and its softmax 900 (sampled
-//            at 366, the line before in a warmer card). Of the step from 358 to 378, loads before rescaling gave 373
-//            beside 357 in one run, the announcement the rest.
-//            The last two (v3_schedule.cuh) show where keys outgrow L2, each in one run at 131,072 keys: 257 row tiles
-//            14.4 ms, DRAM 2.3 TB/s, 16 % of reads found in L2, then 12.2 ms (predicted 12.3), 0.06 TB/s, 97 %; 17 row
-//            tiles 884 us, then 798 (predicted 805), 64 row tiles 2,997 us, then 2,973. With 6, 8 and 11 PIECE_UNITS
-//            65 row tiles x 32,768 keys took 788, 747 and 778 us.
-//            At 387 (32,768 keys): tensor pipe 61 %, shared memory 65 %, issue slots 32 %, L2 22 %, DRAM 1 %.
-//            A tile moves 238 KB through shared memory: keys 106, queries 41, weights 37, copies 37, halves 16; 1,856
-//            cycles at 128 bytes each.
-//            Tried and not kept: value warps told a tile later with three stages 267, with 16 keys a tile 289; two
-//            teams of score warps that take tiles in turn, all dimensions each, no swap of halves: 389 beside 357,
-//            but 222 KB of shared memory; the softmax in five parts between the products of the next tile: 382
-//            beside 378, for 60 lines; the swap there, too: 367; copies between the products of the values: 340.
-//            RTX PRO 6000, a prediction, nothing was run: 16 keys take its tensor cores 2,176 cycles (1,024 operations
-//            a cycle and SM), softmax and loads fit beside them as they do here, so 65 to 75 % of the 417 TFLOP/s that
-//            a published product of 8192^3 reaches: 270 to 310 TFLOP/s, 3.8 to 4.3 ms at 64 heads x 131,072 keys.
+// Speed      64 heads x 64 nodes x 131,072 keys: 382 TFLOP/s on an H200 (2026-11-30), where the tensor pipe is busy for
+//            61 % of the time and shared memory for 65 %; docs/v3_log.md has the versions that were tried
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     own layout; ldmatrix and mma fragments after the PTX ISA; online softmax arXiv 1805.02867; softmax beside
 //            the products of another tile as in FlashAttention 3 (arXiv 2407.08608); the stale maximum after
