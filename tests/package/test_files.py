@@ -187,17 +187,36 @@ def peak_of(read, path):
         tracemalloc.stop()
 
 
-def rewrite(path, change):
-    """Write an archive again with members added or replaced: name -> bytes."""
+def members_of(path):
     with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in {**members, **change(members)}.items():
-            archive.writestr(name, content)
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def first_array(members):
     return next(name for name in members if name != "__header__.npy")
+
+
+def spoiled(read, folder, change, compression=zipfile.ZIP_DEFLATED):
+    """Return a file that `read` would take, with members added or replaced: name -> bytes."""
+    path = folder / "file.npz"
+    write_valid(read, path)
+    members = members_of(path)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in {**members, **change(members)}.items():
+            archive.writestr(name, content)
+    return path
+
+
+def npy_of(array):
+    content = io.BytesIO()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def header_with(members, **changes):
+    """Return the member that holds the JSON header, changed."""
+    header = json.loads(members["__header__.npy"].partition(b"\n")[2]) | changes
+    return {"__header__.npy": npy_of(np.frombuffer(json.dumps(header).encode(), np.uint8))}
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -205,8 +224,7 @@ def test_reading_never_expands_an_archive_that_declares_too_much(read, tmp_path)
     path = tmp_path / "file.npz"
     write_valid(read, path)
     size = 400 << 20  # zeros: 1,000 times as long as they are in the file
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    members = members_of(path)
     name = first_array(members)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for other, content in members.items():
@@ -225,9 +243,7 @@ def test_reading_never_expands_an_archive_that_declares_too_much(read, tmp_path)
 
 @pytest.mark.parametrize("read", READERS)
 def test_reading_never_allocates_what_only_a_header_declares(read, tmp_path):
-    path = tmp_path / "file.npz"
-    write_valid(read, path)
-    rewrite(path, lambda members: {first_array(members): npy(form(shape="(100000, 100000)"))})
+    path = spoiled(read, tmp_path, lambda members: {first_array(members): npy(form(shape="(100000, 100000)"))})
     said, peak = peak_of(read, path)
     assert "40,000,000,000 bytes, and holds 0" in said
     assert peak < 20 << 20
@@ -235,11 +251,8 @@ def test_reading_never_allocates_what_only_a_header_declares(read, tmp_path):
 
 @pytest.mark.parametrize("read", [read_weights, read_traces])
 def test_reading_never_parses_a_header_that_is_too_long(read, tmp_path):
-    path = tmp_path / "file.npz"
-    write_valid(read, path)
     lists = np.frombuffer(b"[" + b"[]," * (20 << 20) + b"[]]", np.uint8)
-    rewrite(path, lambda members: {"__header__.npy": npy_of(lists)})
-    said, peak = peak_of(read, path)
+    said, peak = peak_of(read, spoiled(read, tmp_path, lambda members: {"__header__.npy": npy_of(lists)}))
     assert "its header is longer than 4,194,304 bytes" in said
     assert peak < 20 << 20
 
@@ -253,29 +266,15 @@ def test_traces_of_too_long_names_are_refused_before_a_file_is_made(tmp_path):
 
 def test_traces_whose_rows_would_take_too_much_are_refused_before_they_are_expanded(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "checksum", lambda about, arrays: "right")
-    path, positions = tmp_path / "file.npz", 1 << 18
-    toy_traces().save(path)
-
-    def widen(members):
-        widths = np.zeros((positions, 4), np.int32)
-        widths[0, 0] = 1 << 17
-        arrays = {"row_widths": widths, "token_ids": np.zeros(1 << 17, np.uint8), "logits": np.zeros(1 << 17, "f4")}
-        header = json.loads(members["__header__.npy"].partition(b"\n")[2])
-        header |= {"vocab_size": 1 << 17, "sha256": "right"}
-        arrays["__header__"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        return {f"{name}.npy": npy_of(array) for name, array in arrays.items()}
-
-    rewrite(path, widen)
+    widths = np.zeros((1 << 18, 4), np.int32)
+    widths[0, 0] = 1 << 17
+    arrays = {"row_widths": widths, "token_ids": np.zeros(1 << 17, np.uint8), "logits": np.zeros(1 << 17, "f4")}
+    wide = {f"{name}.npy": npy_of(array) for name, array in arrays.items()}
+    path = spoiled(read_traces, tmp_path, lambda old: wide | header_with(old, vocab_size=1 << 17, sha256="right"))
     said, peak = peak_of(read_traces, path)
     assert "would take 1,099,511,627,776 bytes" in said
     assert "Traces.load(path, max_bytes=...) allows more" in said
     assert peak < 64 << 20
-
-
-def npy_of(array):
-    content = io.BytesIO()
-    np.save(content, array)
-    return content.getvalue()
 
 
 def test_max_bytes_of_traces_is_the_limit(tmp_path):
@@ -315,9 +314,7 @@ ODD_HEADERS = {
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("kind", ODD_HEADERS)
 def test_reading_rejects_odd_array_headers_in_one_sentence(read, kind, tmp_path):
-    path = tmp_path / "file.npz"
-    write_valid(read, path)
-    rewrite(path, lambda members: {first_array(members): npy(ODD_HEADERS[kind], bytes(24))})
+    path = spoiled(read, tmp_path, lambda members: {first_array(members): npy(ODD_HEADERS[kind], bytes(24))})
     assert "file.npz: " in read(path)
     if read is read_logits:
         path = tmp_path / "file.npy"
@@ -325,14 +322,22 @@ def test_reading_rejects_odd_array_headers_in_one_sentence(read, kind, tmp_path)
         assert "file.npy" in read(path)
 
 
+def with_version_9(members):
+    name = first_array(members)
+    return {name: members[name][:6] + b"\x09" + members[name][7:]}
+
+
+ODD_MEMBERS = {
+    "long header": lambda members: {first_array(members): npy(form() + " " * 100_000, bytes(24), b"\2\0")},
+    "version 9": with_version_9,
+}
+COMPRESSIONS = {"bzip2": zipfile.ZIP_BZIP2, "lzma": zipfile.ZIP_LZMA}
+
+
 @pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("kind", ["encrypted", "bzip2", "lzma", "twice", "long header", "version 9"])
 def test_reading_rejects_odd_archives_in_one_sentence(read, kind, tmp_path):
-    path = tmp_path / "file.npz"
-    write_valid(read, path)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    name = first_array(members)
+    path = spoiled(read, tmp_path, ODD_MEMBERS.get(kind, lambda _: {}), COMPRESSIONS.get(kind, zipfile.ZIP_DEFLATED))
     if kind == "encrypted":
         content = bytearray(path.read_bytes())
         for signature, offset in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
@@ -341,17 +346,10 @@ def test_reading_rejects_odd_archives_in_one_sentence(read, kind, tmp_path):
                 content[at + offset] |= 1
                 at = content.find(signature, at + 1)
         path.write_bytes(content)
-    elif kind in ("bzip2", "lzma"):
-        with zipfile.ZipFile(path, "w", getattr(zipfile, f"ZIP_{kind.upper()}")) as archive:
-            for other, content in members.items():
-                archive.writestr(other, content)
     elif kind == "twice":
+        name = first_array(members_of(path))
         with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
-            archive.writestr(name, members[name])
-    elif kind == "long header":
-        rewrite(path, lambda members: {name: npy(form() + " " * 100_000, bytes(24), b"\2\0")})
-    else:
-        rewrite(path, lambda members: {name: members[name][:6] + b"\x09" + members[name][7:]})
+            archive.writestr(name, archive.read(name))
     assert "file.npz: " in read(path)
 
 
@@ -446,11 +444,9 @@ ODD_JSON = [DEEP, '{"format": ' + DEEP, "[1", "\udcff", "1" * 5000, "null", '"x"
 @pytest.mark.parametrize("text", ODD_JSON, ids=lambda text: text[:15].encode("unicode_escape").decode())
 def test_reading_rejects_odd_json_in_one_sentence(tmp_path, text):
     raw = text.encode(errors="surrogateescape")
-    path = tmp_path / "file.npz"
     for read in (read_weights, read_traces):
-        write_valid(read, path)
-        rewrite(path, lambda members: {"__header__.npy": npy_of(np.frombuffer(raw, np.uint8))})
-        assert "file.npz: " in read(path)
+        header = {"__header__.npy": npy_of(np.frombuffer(raw, np.uint8))}
+        assert "file.npz: " in read(spoiled(read, tmp_path, lambda _, header=header: header))
     path = tmp_path / "file.json"
     path.write_bytes(raw)
     with pytest.raises(WeightsError, match=r"file\.json: "):
@@ -476,16 +472,8 @@ def test_reading_rejects_odd_json_in_one_sentence(tmp_path, text):
 )
 def test_load_traces_rejects_headers_of_other_types_under_a_right_checksum(tmp_path, monkeypatch, name, value):
     monkeypatch.setattr(_files, "checksum", lambda about, arrays: "right")
-    path = tmp_path / "file.npz"
-    toy_traces().save(path)
-
-    def change(members):
-        header = json.loads(members["__header__.npy"].partition(b"\n")[2]) | {name: value}
-        return {"__header__.npy": npy_of(np.frombuffer(json.dumps(header).encode(), np.uint8))}
-
-    rewrite(path, change)
-    with pytest.raises(WeightsError, match=f"`{name}` is "):
-        Traces.load(path)
+    path = spoiled(read_traces, tmp_path, lambda members: header_with(members, **{name: value}))
+    assert f"`{name}` is " in read_traces(path)
 
 
 @pytest.mark.parametrize(
