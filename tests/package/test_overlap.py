@@ -31,6 +31,7 @@ from ddtree_cupy.testing import assert_identical, unchanged
 from ddtree_cupy.testing.backends import Backend
 from ddtree_cupy.tree_attention.versions import VERSIONS
 from tests.oracles import logical_row
+from tests.refusals import rejects
 from tests.tree_accept.cases import result_of
 
 # ---- whether two arrays share a byte ----
@@ -244,45 +245,34 @@ def as_ints(array, shape):
     return array.reshape(-1).view(np.int32)[: int(np.prod(shape))].reshape(shape)
 
 
+TARGETS = np.array([10, 20, 4], np.int32)
+
+
 def accept_into(name):
-    def call():
-        tree, targets = TREE.map(np.copy), np.array([10, 20, 4], np.int32)
-        fields = {"accepted": np.zeros(3, np.int32), "num_accepted": np.zeros((), np.int32)}
-        fields |= {"bonus_token": np.zeros((), np.int32)}
-        shape = fields[name].shape
-        fields[name] = as_ints(targets, shape) if name != "num_accepted" else as_ints(tree.first_child, shape)
-        return accept(tree, targets, out=AcceptResult(**fields))
-
-    return call
-
-
-def tree_out():
-    tree = build_tree(LOGITS, budget=4, root_token_ids=0)
-    return tree.map(lambda array: np.zeros_like(array))
+    tree, targets = TREE.map(np.copy), TARGETS.copy()
+    fields = {"accepted": np.zeros(3, np.int32), "num_accepted": np.zeros((), np.int32)}
+    fields |= {"bonus_token": np.zeros((), np.int32)}
+    shape = fields[name].shape
+    fields[name] = as_ints(tree.first_child if name == "num_accepted" else targets, shape)
+    return accept(tree, targets, out=AcceptResult(**fields))
 
 
 def sample_into(name):
-    def call():
-        arrays = {"target_logits": LOGITS.copy(), "uniforms": np.full(3, 0.5), "temperature": np.ones(())}
-        out = as_ints(arrays[name], (3,)) if name != "temperature" else np.zeros(3, np.int32)
-        if name == "temperature":
-            arrays[name] = out[:2].view(np.float64)[0, ...]
-            arrays[name][...] = 1.0
-        return sample_targets(**arrays, out=out)
-
-    return call
+    arrays = {"target_logits": LOGITS.copy(), "uniforms": np.full(3, 0.5), "temperature": np.ones(())}
+    out = as_ints(arrays[name], (3,)) if name != "temperature" else np.zeros(3, np.int32)
+    if name == "temperature":
+        arrays[name] = out[:2].view(np.float64)[0, ...]
+        arrays[name][...] = 1.0
+    return sample_targets(**arrays, out=out)
 
 
 def build_into(function, name):
-    def call():
-        out, budget, logits = tree_out(), np.array(4, np.int32), LOGITS.copy()
-        out = replace(out, parents=as_ints(logits, (5,))) if name == "first" else replace(out, status=budget)
-        first = logits if function is build_tree else replace(top_candidates(LOGITS, 4), logits=logits[:, :4].copy())
-        if function is best_first_tree and name == "first":
-            out = replace(out, parents=as_ints(first.logits, (5,)))
-        return function(first, budget=budget, capacity=4, root_token_ids=0, out=out)
-
-    return call
+    tree = build_tree(LOGITS, budget=4, root_token_ids=0)
+    out, budget, logits = tree.map(np.zeros_like), np.array(4, np.int32), LOGITS.copy()
+    first = logits if function is build_tree else replace(top_candidates(LOGITS, 4), logits=logits[:, :4].copy())
+    read = logits if function is build_tree else first.logits
+    out = replace(out, parents=as_ints(read, (5,))) if name == "first" else replace(out, status=budget)
+    return function(first, budget=budget, capacity=4, root_token_ids=0, out=out)
 
 
 def commit_with_workspace():
@@ -290,80 +280,67 @@ def commit_with_workspace():
     return commit_kv([layer, over(pool[1:], TABLE - 1)], PATH, workspace=pool.reshape(-1).view(np.uint8))
 
 
-def attention_arguments():
-    _, layer = line()
-    queries = np.random.default_rng(1).standard_normal((2, 3, 2, 16)).astype(np.float32)
-    return TREE, queries[0].copy(), queries[1].copy(), layer
-
-
-def attention_into(*names):
-    def call():
-        tree, q_nope, q_pe, kv = attention_arguments()
-        out, lse = np.zeros_like(q_nope), np.zeros((3, 2), np.float32)
-        choices = {"q_pe": q_pe, "pool": kv.ckv.base.reshape(-1)[:96].reshape(3, 2, 16), "own": out}
-        out = choices.get(names[0], out)
-        lse = q_nope.reshape(-1)[:6].reshape(3, 2) if names[1] == "q_nope" else lse
-        lse = out.reshape(-1)[:6].reshape(3, 2) if names[1] == "out" else lse
-        return tree_attention(tree, q_nope, q_pe, kv, sm_scale=1.0, out=(out, lse), variant="auto")
-
-    return call
+def attention_into(name):
+    kv = line()[1]
+    q_nope, q_pe = np.random.default_rng(1).standard_normal((2, 3, 2, 16)).astype(np.float32)
+    out, lse = np.zeros_like(q_nope), np.zeros((3, 2), np.float32)
+    out = {"q_pe": q_pe, "pool": kv.ckv.base.reshape(-1)[:96].reshape(3, 2, 16)}.get(name, out)
+    lse = {"lse on q_nope": q_nope, "lse on out": out}.get(name, lse).reshape(-1)[:6].reshape(3, 2)
+    return tree_attention(TREE, q_nope, q_pe, kv, sm_scale=1.0, out=(out, lse), variant="auto")
 
 
 def merge_shifted():
-    rows = np.ones((5, 2, 16), np.float32)
-    lse = np.zeros((4, 2), np.float32)
+    rows, lse = np.ones((5, 2, 16), np.float32), np.zeros((4, 2), np.float32)
     return merge_states(rows[:4], lse, np.ones((4, 2, 16), np.float32), lse, out=(rows[1:], lse.copy()))
 
 
-REFUSED = {
-    "accept over targets": (accept_into("accepted"), r"^accept: `out\.accepted`.*`target_token_ids`"),
-    "accept over links": (accept_into("num_accepted"), r"^accept: `out\.num_accepted`.*`tree\.first_child`"),
-    "accept, bonus": (accept_into("bonus_token"), r"^accept: `out\.bonus_token`.*`target_token_ids`"),
-    "greedy over logits": (
-        lambda: greedy_targets(LOGITS, out=as_ints(LOGITS, (3,))),
-        r"^greedy_targets: `out`.*`target_logits`",
-    ),
-    "sample over logits": (sample_into("target_logits"), r"^sample_targets: `out`.*`target_logits`"),
-    "sample over uniforms": (sample_into("uniforms"), r"^sample_targets: `out`.*`uniforms`"),
-    "sample over temperature": (sample_into("temperature"), r"^sample_targets: `out`.*`temperature`"),
-    "build over logits": (build_into(build_tree, "first"), r"^build_tree: `out\.parents`.*`draft_logits`"),
-    "build over budget": (build_into(build_tree, "budget"), r"^build_tree: `out\.status`.*`budget`"),
-    "best first over logits": (
-        build_into(best_first_tree, "first"),
-        r"^best_first_tree: `out\.parents`.*`candidates\.logits`",
-    ),
-    "candidates over logits": (
-        lambda: top_candidates(LOGITS, 3, workspace=LOGITS.reshape(-1).view(np.uint8)),
-        r"^top_candidates: `workspace`.*`draft_logits`",
-    ),
-    "commit workspace": (commit_with_workspace, r"^commit_kv: `workspace`.*`kv\[0\]\.ckv`"),
-    "attention over q_pe": (attention_into("q_pe", ""), r"^tree_attention: `out\.out`.*`q_pe`"),
-    "attention over the cache": (attention_into("pool", ""), r"^tree_attention: `out\.out`.*`kv\.(ckv|kpe)`"),
-    "attention, lse over q_nope": (attention_into("", "q_nope"), r"^tree_attention: `out\.lse`.*`q_nope`"),
-    "attention, lse over out": (attention_into("own", "out"), r"^tree_attention: `out\.out`.*`out\.lse`"),
-    "merge shifted": (merge_shifted, r"^merge_states: `out\.out`.*`out_a`"),
-}
-
-
 @pytest.mark.emulate
-@pytest.mark.parametrize("case", REFUSED)
-def test_kernels_refuse_results_over_what_they_read(case):
-    call, message = REFUSED[case]
-    with unchanged(logits=LOGITS), emulate.active(), pytest.raises(LayoutError, match=message):
+@rejects(
+    (LayoutError, r"^accept: `out\.accepted`.*`target_token_ids`", lambda: accept_into("accepted")),
+    (LayoutError, r"^accept: `out\.num_accepted`.*`tree\.first_child`", lambda: accept_into("num_accepted")),
+    (LayoutError, r"^accept: `out\.bonus_token`.*`target_token_ids`", lambda: accept_into("bonus_token")),
+    (
+        LayoutError,
+        r"^greedy_targets: `out`.*`target_logits`",
+        lambda: greedy_targets(LOGITS, out=as_ints(LOGITS, (3,))),
+    ),
+    (LayoutError, r"^sample_targets: `out`.*`target_logits`", lambda: sample_into("target_logits")),
+    (LayoutError, r"^sample_targets: `out`.*`uniforms`", lambda: sample_into("uniforms")),
+    (LayoutError, r"^sample_targets: `out`.*`temperature`", lambda: sample_into("temperature")),
+    (LayoutError, r"^build_tree: `out\.parents`.*`draft_logits`", lambda: build_into(build_tree, "first")),
+    (LayoutError, r"^build_tree: `out\.status`.*`budget`", lambda: build_into(build_tree, "budget")),
+    (
+        LayoutError,
+        r"^best_first_tree: `out\.parents`.*`candidates\.logits`",
+        lambda: build_into(best_first_tree, "first"),
+    ),
+    (
+        LayoutError,
+        r"^top_candidates: `workspace`.*`draft_logits`",
+        lambda: top_candidates(LOGITS, 3, workspace=LOGITS.reshape(-1).view(np.uint8)),
+    ),
+    (LayoutError, r"^commit_kv: `workspace`.*`kv\[0\]\.ckv`", commit_with_workspace),
+    (LayoutError, r"^tree_attention: `out\.out`.*`q_pe`", lambda: attention_into("q_pe")),
+    (LayoutError, r"^tree_attention: `out\.out`.*`kv\.(ckv|kpe)`", lambda: attention_into("pool")),
+    (LayoutError, r"^tree_attention: `out\.lse`.*`q_nope`", lambda: attention_into("lse on q_nope")),
+    (LayoutError, r"^tree_attention: `out\.out`.*`out\.lse`", lambda: attention_into("lse on out")),
+    (LayoutError, r"^merge_states: `out\.out`.*`out_a`", merge_shifted),
+)
+def test_kernels_refuse_results_over_what_they_read(call):
+    with unchanged(logits=LOGITS), emulate.active():
         call()
 
 
 @pytest.mark.parametrize("name", ["accepted", "num_accepted", "bonus_token"])
 def test_accept_on_numpy_reads_everything_before_it_writes(name):
-    found = accept_into(name)()
-    assert_identical(found, accept(TREE, np.array([10, 20, 4], np.int32)))
+    assert_identical(accept_into(name), accept(TREE, TARGETS))
 
 
 def test_results_over_each_other_are_refused_on_every_backend(host):
     accepted = np.zeros(3, np.int32)
     out = AcceptResult(accepted, accepted[0, ...], np.zeros((), np.int32))
     with pytest.raises(LayoutError, match=r"^accept: `out\.accepted`.*`out\.num_accepted`"):
-        host.run(accept, TREE, np.array([10, 20, 4], np.int32), out=out)
+        host.run(accept, TREE, TARGETS, out=out)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
