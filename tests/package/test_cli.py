@@ -44,9 +44,8 @@ def test_decode_shows_text_that_is_no_ascii(capsys):
 
 def test_tree_matches_build_tree(logits_file, tmp_path, capsys):
     saved, drawn = tmp_path / "tree.npz", tmp_path / "tree.svg"
-    assert (
-        main(["tree", str(logits_file), "--budget", "7", "--root", "3", "--save", str(saved), "--svg", str(drawn)]) == 0
-    )
+    arguments = ["tree", str(logits_file), "--budget", "7", "--root", "3", "--save", str(saved), "--svg", str(drawn)]
+    assert main(arguments) == 0
     assert "8 nodes" in capsys.readouterr().out
     wanted = build_tree(np.load(logits_file), budget=7, root_token_ids=3)
     with np.load(saved) as file:
@@ -62,59 +61,41 @@ def test_tree_reads_npz_and_prints_json(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["parents"] == [-1, 0, 0, 0]
 
 
-def damaged(tmp_path, kind):
-    path = tmp_path / "bad.npy"
-    if kind == "missing":
-        return path
-    if kind == "text":
-        path.write_text("no numbers here")
-    elif kind == "empty":
-        path.write_bytes(b"")
-    elif kind == "truncated":
-        np.save(path, np.zeros((4, 100), np.float32))
-        path.write_bytes(path.read_bytes()[:-50])
-    elif kind == "pickle":
-        np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
-    elif kind == "one axis":
-        np.save(path, np.zeros(5, np.float32))
-    elif kind == "integers":
-        np.save(path, np.zeros((2, 5), np.int64))
-    elif kind == "nan":
-        np.save(path, np.full((2, 5), np.nan, np.float32))
-    elif kind == "two arrays":
-        path = tmp_path / "bad.npz"
-        np.savez(path, a=np.zeros(1), b=np.zeros(1))
-    elif kind == "truncated zip":
-        path = tmp_path / "bad.npz"
-        np.savez(path, draft_logits=np.zeros((4, 100), np.float32))
-        path.write_bytes(path.read_bytes()[:300])
-    return path
-
-
-KINDS = [
-    "missing",
-    "text",
-    "empty",
-    "truncated",
-    "pickle",
-    "one axis",
-    "integers",
-    "nan",
-    "two arrays",
-    "truncated zip",
-]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tree_rejects_unreadable_files(kind, tmp_path, capsys):
-    path = damaged(tmp_path, kind)
-    before = sorted(tmp_path.iterdir())
-    assert main(["tree", str(path), "--save", str(tmp_path / "out.npz"), "--svg", str(tmp_path / "out.svg")]) == 1
+def refused(capsys, arguments, said="ddtree: "):
+    """Run a command that prints one sentence on standard error, and nothing else."""
+    assert main([str(argument) for argument in arguments]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("ddtree: ")
+    assert captured.err.startswith(said)
     assert captured.err.count("\n") == 1
     assert "Errno" not in captured.err
+
+
+def cut(path, save, size, **arrays):
+    save(path, **arrays)
+    path.write_bytes(path.read_bytes()[:size])
+
+
+ROWS = np.zeros((4, 100), np.float32)
+UNREADABLE = {
+    "missing.npy": lambda path: None,
+    "text.npy": lambda path: path.write_text("no numbers here"),
+    "empty.npy": lambda path: path.write_bytes(b""),
+    "truncated.npy": lambda path: cut(path, np.save, -50, arr=ROWS),
+    "pickle.npy": lambda path: np.save(path, np.array([{"a": 1}], object), allow_pickle=True),
+    "one axis.npy": lambda path: np.save(path, np.zeros(5, np.float32)),
+    "integers.npy": lambda path: np.save(path, np.zeros((2, 5), np.int64)),
+    "nan.npy": lambda path: np.save(path, np.full((2, 5), np.nan, np.float32)),
+    "two arrays.npz": lambda path: np.savez(path, a=np.zeros(1), b=np.zeros(1)),
+    "truncated.npz": lambda path: cut(path, np.savez, 300, draft_logits=ROWS),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_tree_rejects_unreadable_files(name, tmp_path, capsys):
+    UNREADABLE[name](tmp_path / name)
+    before = sorted(tmp_path.iterdir())
+    refused(capsys, ["tree", tmp_path / name, "--save", tmp_path / "out.npz", "--svg", tmp_path / "out.svg"])
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -129,18 +110,14 @@ def test_tree_rejects_unreadable_files(kind, tmp_path, capsys):
         ["decode", "x", "--temperature", "-1"],
         ["decode", "x", "--max-new-tokens", "-1"],
         ["decode", "x", "--budget", "1000000"],
-        ["decode", "x", "--budget", str(10**30)],
-        ["decode", "x", "--max-new-tokens", str(10**22)],
+        ["decode", "x", "--budget", 10**30],
+        ["decode", "x", "--max-new-tokens", 10**22],
         ["decode", "x", "--seed", "-1"],
         ["decode", "x", "--temperature", "nan"],
     ],
 )
 def test_commands_reject_bad_arguments_in_one_sentence(arguments, logits_file, capsys):
-    assert main([str(logits_file) if argument == "LOGITS" else argument for argument in arguments]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("ddtree: ")
-    assert captured.err.count("\n") == 1
+    refused(capsys, [logits_file if argument == "LOGITS" else argument for argument in arguments])
 
 
 @pytest.mark.parametrize("budget", [10**6, 2**31 - 2])
@@ -148,11 +125,8 @@ def test_tree_of_a_huge_budget_is_the_full_tree_or_one_sentence(budget, logits_f
     np.save(tmp_path / "small.npy", np.zeros((2, 3), np.float32))
     assert main(["tree", str(tmp_path / "small.npy"), "--budget", str(budget), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 13
-    assert main(["tree", str(logits_file), "--budget", str(budget)]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"ddtree: build_tree: `budget` is {budget}, expected at most ")
-    assert captured.err.count("\n") == 1
+    said = f"ddtree: build_tree: `budget` is {budget}, expected at most "
+    refused(capsys, ["tree", logits_file, "--budget", budget], said)
 
 
 def test_usage_errors_exit_with_two(capsys):

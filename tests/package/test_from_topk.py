@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_cupy import Candidates, best_first_tree, top_candidates
-from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, ShapeError
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 from ddtree_cupy.testing import assert_identical, unchanged
+from tests.refusals import rejects
 
 
 def table(token_ids, logits, lse):
@@ -47,22 +48,16 @@ def test_from_topk_of_whole_shuffled_rows_is_identical_to_top_candidates(seed, d
     assert_identical(found, wanted)
 
 
-REJECTED = {
-    "ids of other rows": (table([[5, 3], [1, 2]], [[1, 1]], [2]), ShapeError, "logits"),
-    "flat ids": (table([5, 3], [[1, 1]], [2]), ShapeError, "token_ids"),
-    "float ids": (table([[5.0, 3.0]], [[1, 1]], [2]), DTypeError, "token_ids"),
-    "an id beyond int32": (table([[2**31, 3]], [[1, 1]], [2]), ArgumentError, "token_ids"),
-    "an id twice": (table([[3, 3]], [[1, 1]], [2]), ArgumentError, "token_ids"),
-    "no id beside a logit": (table([[-1, 3]], [[1, 1]], [2]), ArgumentError, "token_ids"),
-    "lse below a logit": (table([[5, 3]], [[1, 1]], [0]), ArgumentError, "lse"),
-    "lse of other rows": (table([[5, 3]], [[1, 1]], [2, 2]), ShapeError, "lse"),
-    "lists": (([[5, 3]], [[1.0, 1.0]], [2.0]), DTypeError, "token_ids"),
-}
-
-
-@pytest.mark.parametrize("case", REJECTED)
-def test_from_topk_rejects(case):
-    arrays, error, name = REJECTED[case]
-    with pytest.raises(DDTreeError, match=f"`{name}`") as caught:
-        Candidates.from_topk(*arrays)
-    assert isinstance(caught.value, error)
+@rejects(
+    (ShapeError, "`logits`", table([[5, 3], [1, 2]], [[1, 1]], [2])),
+    (ShapeError, "`token_ids`", table([5, 3], [[1, 1]], [2])),
+    (DTypeError, "`token_ids`", table([[5.0, 3.0]], [[1, 1]], [2])),
+    (ArgumentError, "`token_ids`", table([[2**31, 3]], [[1, 1]], [2])),
+    (ArgumentError, "`token_ids`", table([[3, 3]], [[1, 1]], [2])),  # an id twice
+    (ArgumentError, "`token_ids`", table([[-1, 3]], [[1, 1]], [2])),  # no id beside a logit
+    (ArgumentError, "`lse`", table([[5, 3]], [[1, 1]], [0])),  # below a logit
+    (ShapeError, "`lse`", table([[5, 3]], [[1, 1]], [2, 2])),
+    (DTypeError, "`token_ids`", ([[5, 3]], [[1.0, 1.0]], [2.0])),
+)
+def test_from_topk_rejects(arrays):
+    Candidates.from_topk(*arrays)

@@ -49,70 +49,50 @@ def matrix(array):
         return np.asmatrix(array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1))
 
 
-CALLS = {
-    "top_candidates": ("draft_logits", LOGITS, lambda a: top_candidates(a, 2)),
-    "build_tree": ("draft_logits", LOGITS, lambda a: build_tree(a, budget=2, root_token_ids=0)),
-    "build_tree budget": (
-        "budget",
-        np.array([2], np.int32),
-        lambda a: build_tree(LOGITS[None], budget=a, root_token_ids=0, capacity=2),
-    ),
-    "best_first_tree": (
+CALLS = [
+    ("draft_logits", LOGITS, lambda a: top_candidates(a, 2)),
+    ("draft_logits", LOGITS, lambda a: build_tree(a, budget=2, root_token_ids=0)),
+    ("budget", np.array([2], np.int32), lambda a: build_tree(LOGITS[None], budget=a, root_token_ids=0, capacity=2)),
+    (
         "logits",
         CANDIDATES.logits,
         lambda a: best_first_tree(replace(CANDIDATES, logits=a), budget=2, root_token_ids=0),
     ),
-    "greedy_targets": ("target_logits", LOGITS, greedy_targets),
-    "sample_targets": (
-        "uniforms",
-        np.array([0.5]),
-        lambda a: sample_targets(LOGITS, a, temperature=1.0),
-    ),
-    "accept": ("target_token_ids", TREE.token_ids, lambda a: accept(TREE, a)),
-    "commit_kv": ("accepted", RESULT.accepted, lambda a: commit_kv(KV, replace(RESULT, accepted=a))),
-    "commit_kv pool": ("ckv", KV.ckv, lambda a: commit_kv(replace(KV, ckv=a), RESULT)),
-    "write_kv": ("ckv_rows", ROWS, lambda a: write_kv(KV, a, ROWS, num_rows=3)),
-    "tree_attention": ("q_pe", QUERY, lambda a: tree_attention(TREE, QUERY, a, KV, sm_scale=1.0)),
-    "merge_states": ("lse_b", STATE[1], lambda a: merge_states(*STATE, QUERY, a)),
-    "out": ("out", np.zeros(1, np.int32), lambda a: greedy_targets(LOGITS, out=a)),
-}
-HOST_CALLS = {
-    "choose_budget": ("path_scores", np.array([0.0, -1.0]), lambda a: choose_budget(a, lambda n: 1.0)),
-    "convert_lse": ("lse", LOGITS, lambda a: convert_lse(a, base=2.0, empty=-np.inf)),
-    "from_parents": ("parents", TREE.parents, lambda a: DraftTree.from_parents(TREE.token_ids, a)),
-    "from_dense": ("visibility", np.eye(3, dtype=bool), Visibility.from_dense),
-    "PagedKV.from_dense": ("kpe", ROWS, lambda a: PagedKV.from_dense(ROWS, a)),
-    "from_topk": (
-        "lse",
-        CANDIDATES.lse,
-        lambda a: Candidates.from_topk(CANDIDATES.token_ids, CANDIDATES.logits, a),
-    ),
-    "to_dense": ("visibility_bits", np.array([[1], [3]], np.uint32), lambda a: Visibility(a, np.int32(2)).to_dense()),
-    "visibility": (
-        "visibility_bits",
-        TREE.visibility_bits,
-        lambda a: replace(TREE, visibility_bits=a).visibility,
-    ),
-    "validate": ("logits", CANDIDATES.logits, lambda a: replace(CANDIDATES, logits=a).validate()),
-}
+    ("target_logits", LOGITS, greedy_targets),
+    ("uniforms", np.array([0.5]), lambda a: sample_targets(LOGITS, a, temperature=1.0)),
+    ("target_token_ids", TREE.token_ids, lambda a: accept(TREE, a)),
+    ("accepted", RESULT.accepted, lambda a: commit_kv(KV, replace(RESULT, accepted=a))),
+    ("ckv", KV.ckv, lambda a: commit_kv(replace(KV, ckv=a), RESULT)),
+    ("ckv_rows", ROWS, lambda a: write_kv(KV, a, ROWS, num_rows=3)),
+    ("q_pe", QUERY, lambda a: tree_attention(TREE, QUERY, a, KV, sm_scale=1.0)),
+    ("lse_b", STATE[1], lambda a: merge_states(*STATE, QUERY, a)),
+    ("out", np.zeros(1, np.int32), lambda a: greedy_targets(LOGITS, out=a)),
+]
+HOST_CALLS = [
+    ("path_scores", np.array([0.0, -1.0]), lambda a: choose_budget(a, lambda n: 1.0)),
+    ("lse", LOGITS, lambda a: convert_lse(a, base=2.0, empty=-np.inf)),
+    ("parents", TREE.parents, lambda a: DraftTree.from_parents(TREE.token_ids, a)),
+    ("visibility", np.eye(3, dtype=bool), Visibility.from_dense),
+    ("kpe", ROWS, lambda a: PagedKV.from_dense(ROWS, a)),
+    ("lse", CANDIDATES.lse, lambda a: Candidates.from_topk(CANDIDATES.token_ids, CANDIDATES.logits, a)),
+    ("visibility_bits", np.array([[1], [3]], np.uint32), lambda a: Visibility(a, np.int32(2)).to_dense()),
+    ("visibility_bits", TREE.visibility_bits, lambda a: replace(TREE, visibility_bits=a).visibility),
+    ("logits", CANDIDATES.logits, lambda a: replace(CANDIDATES, logits=a).validate()),
+]
 
 
 @pytest.mark.parametrize("kind", [masked, matrix])
-@pytest.mark.parametrize("backend_name", ["numpy", pytest.param("emulate", marks=pytest.mark.emulate)])
-@pytest.mark.parametrize("case", CALLS)
-def test_public_functions_reject_odd_arrays(case, backend_name, kind):
+@pytest.mark.parametrize(
+    ("backend_name", "name", "array", "call"),
+    [
+        *(("numpy", *case) for case in (*CALLS, *HOST_CALLS)),
+        *(pytest.param("emulate", *case, marks=pytest.mark.emulate) for case in CALLS),
+    ],
+)
+def test_public_functions_reject_odd_arrays(backend_name, name, array, call, kind):
     """A kernel returned the masked token; https://github.com/numpy/numpy/issues/26669 shows how masks get lost."""
-    name, array, call = CALLS[case]
     with pytest.raises(DTypeError, match=rf": `{name}` is a (masked array|numpy\.matrix), .*expected a plain array"):
         Backend(backend_name).run(call, kind(array))
-
-
-@pytest.mark.parametrize("kind", [masked, matrix])
-@pytest.mark.parametrize("case", HOST_CALLS)
-def test_host_functions_reject_odd_arrays(case, kind):
-    name, array, call = HOST_CALLS[case]
-    with pytest.raises(DTypeError, match=rf": `{name}` is a (masked array|numpy\.matrix), .*expected a plain array"):
-        call(kind(array))
 
 
 def test_advice_for_a_masked_array_works():
