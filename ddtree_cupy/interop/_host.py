@@ -19,7 +19,7 @@ INT32 = np.iinfo(np.int32)
 class Call(Checker):
     """Check the arguments of one call of a conversion, by value too; arrays must be on the host."""
 
-    def error(self, kind: type[Exception], text: str) -> Exception:
+    def error(self, text: str, kind: type[Exception] = ArgumentError) -> Exception:
         """Return the error to raise; its message begins with the function."""
         return kind(f"{self.function}: {text}")
 
@@ -28,9 +28,9 @@ class Call(Checker):
         library = library_of(getattr(value, array))
         if library != "numpy":
             raise self.error(
-                DTypeError,
                 f"the arrays of `{name}` come from {library}, expected NumPy arrays: this form is made on the host; "
                 "cupy.asnumpy or numpy.from_dlpack converts each",
+                DTypeError,
             )
         return value.validate()
 
@@ -54,23 +54,23 @@ class Call(Checker):
     def mapping(self, arrays: Any, names: Iterable[str]) -> None:
         """Raise unless `arrays` is a mapping that has all `names`."""
         if not isinstance(arrays, Mapping):
-            raise self.error(DTypeError, f"`arrays` is {type(arrays).__name__}, expected a mapping of names to arrays")
+            raise self.error(f"`arrays` is {type(arrays).__name__}, expected a mapping of names to arrays", DTypeError)
         missing = [name for name in names if name not in arrays]
         if missing:
-            raise self.error(ArgumentError, f"`arrays` lacks {', '.join(missing)}")
+            raise self.error(f"`arrays` lacks {', '.join(missing)}")
 
     def addressable(self, name: str, shape: tuple[int, ...], itemsize: int = 1) -> None:
         """Raise when `name` asks for an array of more than 1 TiB, whatever the memory."""
         if math.prod(max(size, 1) for size in shape) * itemsize > 2**40:
-            raise self.error(ArgumentError, f"`{name}` asks for an array of shape {shape}, more than 1 TiB")
+            raise self.error(f"`{name}` asks for an array of shape {shape}, more than 1 TiB")
 
     def integer_array(self, name: str, values: npt.ArrayLike) -> npt.NDArray[np.integer[Any]]:
         """Return an integer, or integers nested to equal lengths, as an integer array."""
         array = host_array(self.function, name, values)
         if array.dtype.kind == "O":
-            raise self.error(DTypeError, f"`{name}` holds values other than integers of at most 64 bits")
+            raise self.error(f"`{name}` holds values other than integers of at most 64 bits", DTypeError)
         if array.size and array.dtype.kind not in "iu":
-            raise self.error(DTypeError, f"`{name}` has dtype {array.dtype}, expected integers")
+            raise self.error(f"`{name}` has dtype {array.dtype}, expected integers", DTypeError)
         return array if array.size else array.astype(np.int64)
 
     def lengths(self, name: str, values: npt.ArrayLike, batch: int) -> npt.NDArray[np.int64]:
@@ -79,11 +79,11 @@ class Call(Checker):
         if array.ndim == 0 and batch == 1:
             array = array[None]
         if array.shape != (batch,):
-            raise self.error(ShapeError, f"`{name}` is {array.shape}, expected ({batch},), one length per request")
+            raise self.error(f"`{name}` is {array.shape}, expected ({batch},), one length per request", ShapeError)
         if array.size and int(array.min()) < 0:
-            raise self.error(ArgumentError, f"`{name}` is {array.tolist()}, expected lengths of at least 0")
+            raise self.error(f"`{name}` is {array.tolist()}, expected lengths of at least 0")
         if array.size and int(array.max()) > np.iinfo(np.int64).max // 2:
-            raise self.error(ArgumentError, f"`{name}` is {array.tolist()}, expected lengths below 2**62")
+            raise self.error(f"`{name}` is {array.tolist()}, expected lengths below 2**62")
         return array.astype(np.int64)
 
     def node_counts(self, name: str, values: npt.ArrayLike | None, batch: int, capacity: int) -> npt.NDArray[np.int64]:
@@ -92,7 +92,7 @@ class Call(Checker):
             return np.full(batch, capacity, np.int64)
         counts = self.lengths(name, values, batch)
         if (counts > capacity).any():
-            raise self.error(ArgumentError, f"`{name}` is {counts.tolist()}, expected at most {capacity} nodes")
+            raise self.error(f"`{name}` is {counts.tolist()}, expected at most {capacity} nodes")
         return counts
 
     def host(
@@ -101,7 +101,7 @@ class Call(Checker):
         """Raise unless `array` is a NumPy array of this shape (any without `axes`) and dtype."""
         if self.backend(**{name: array}) != "numpy" or not isinstance(array, np.ndarray):
             kind = f"{type(array).__name__} of {library_of(array)}"
-            raise self.error(DTypeError, f"`{name}` is {kind}, expected a NumPy array")
+            raise self.error(f"`{name}` is {kind}, expected a NumPy array", DTypeError)
         if axes is not None:
             self.array(name, array, axes, dtypes)
 
@@ -115,7 +115,7 @@ class Call(Checker):
     ) -> npt.NDArray[np.int32]:
         """Return integers as int32; a value that does not fit raises."""
         if array.size and (array.min() < INT32.min or array.max() > INT32.max):
-            raise self.error(UnsupportedError, f"`{name}` holds a value outside int32; {why}")
+            raise self.error(f"`{name}` holds a value outside int32; {why}", UnsupportedError)
         return array.astype(np.int32)
 
     def tree_of(self, name: str, tokens: npt.NDArray[np.int64], parents: npt.NDArray[np.int64]) -> DraftTree:
@@ -126,9 +126,8 @@ class Call(Checker):
             for node, edge in enumerate(zip(links, row, strict=True)):
                 if edge[0] >= 0 and edge in seen:
                     raise self.error(
-                        ArgumentError,
                         f"`{name}` of request {request} gives the nodes {seen[edge]} and {node}, children of node "
-                        f"{edge[0]}, the same token ({edge[1]}); siblings must have distinct tokens",
+                        f"{edge[0]}, the same token ({edge[1]}); siblings must have distinct tokens"
                     )
                 seen[edge] = node
         return DraftTree.from_parents(ids, parents)
@@ -141,9 +140,9 @@ class Call(Checker):
         capacity = tree.token_ids.shape[1]
         for request in np.flatnonzero(tree.num_nodes < capacity):
             raise self.error(
-                UnsupportedError,
                 f"request {request} has {tree.num_nodes[request]} of {capacity} nodes, but every request must have "
                 "the same number of tokens; `pad_token_id=` fills the rest with a token that is never accepted",
+                UnsupportedError,
             )
         return np.asarray(tree.token_ids, np.int64)
 
@@ -152,10 +151,7 @@ class Call(Checker):
         wanted = np.reshape(past, (-1, 1)) + depths
         for request, node in np.argwhere((depths >= 0) & (given != wanted)):
             said = rule.format(expected=wanted[request, node], past=wanted[request, 0])
-            raise self.error(
-                ArgumentError,
-                f"`{name}` of node {node} of request {request} is {given[request, node]}, expected {said}",
-            )
+            raise self.error(f"`{name}` of node {node} of request {request} is {given[request, node]}, expected {said}")
 
     def tree_behind(self, visibility: Visibility, name: str, token_ids: npt.NDArray[Any]) -> DraftTree:
         """Recover a tree as `tree_from_visibility` does; `name` is that of the tokens."""
@@ -173,15 +169,14 @@ class Call(Checker):
                     seen = np.flatnonzero(dense[request, node]).tolist()
                     wanted = "itself only" if node == 0 else "a path from node 0 to itself"
                     raise self.error(
-                        UnsupportedError,
                         f"row {node} of request {request} sees {seen}, expected {wanted}; no tree has this mask",
+                        UnsupportedError,
                     )
                 parents[request, node] = parent
         used = np.arange(tokens.shape[1]) < counts[:, None]
         for request, node in np.argwhere(used & (tokens < 0)):
             raise self.error(
-                ArgumentError,
-                f"`{name}` of request {request} holds {tokens[request, node]} among its {counts[request]} valid nodes",
+                f"`{name}` of request {request} holds {tokens[request, node]} among its {counts[request]} valid nodes"
             )
         tree = self.tree_of(name, np.where(used, tokens, -1), parents)
         return tree if visibility.is_batched else tree.without_batch()

@@ -130,10 +130,10 @@ def read_additive(call: Call, request: int, mask: npt.NDArray[Any]) -> Bools:
     seen = values == 0
     for row, column in np.argwhere(~seen & ~(values <= _lowest(mask.dtype))):
         raise call.error(
-            UnsupportedError,
             f"`attention_mask`[{request}, 0, {row}, {column}] is {values[row, column]:g}, expected 0, "
             f"{_lowest(mask.dtype):g} (the lowest {mask.dtype.name}) or -inf: a bias is neither seen nor hidden, and "
             "masks of 1 and 0 need dtype bool",
+            UnsupportedError,
         )
     return np.asarray(seen)
 
@@ -155,8 +155,8 @@ def strip_context(
     """Return `rows`, the node part of a mask, after checking that `context`, the other part, hides nothing."""
     for row, column in np.argwhere(~context):
         raise call.error(
-            UnsupportedError,
             f"row {row} of request {request} hides context key {column}, but a Visibility covers tree nodes only and "
             "sees the whole context (no windows, no holes)",
+            UnsupportedError,
         )
     return rows

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy.containers import DraftTree, Visibility
-from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
+from ddtree_cupy.errors import ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import INT32, Call
 from ddtree_cupy.interop._masks import LAYOUTS, read_flat, units, write_flat
 
@@ -73,8 +73,8 @@ def to_flashinfer_mask(
     if max(starts[-1], rows[-1], int(widths.max(initial=0))) > INT32.max:
         unit = "bytes" if packed else "cells"
         raise call.error(
-            UnsupportedError,
             f"the mask has {starts[-1]} {unit}, but FlashInfer's offsets are int32 (at most {INT32.max})",
+            UnsupportedError,
         )
     mask = write_flat(layout, dense, counts, past)
     return FlashInferMask(mask, *(np.array(values, np.int32) for values in (starts, rows, widths)))
@@ -83,7 +83,7 @@ def to_flashinfer_mask(
 def _indptr(call: Call, name: str, array: Any, batch: int) -> npt.NDArray[np.int64]:
     found = call.integers(name, array, (batch + 1,))
     if found[0] != 0 or (found[1:] < found[:-1]).any():
-        raise call.error(ArgumentError, f"`{name}` is {found.tolist()}, expected offsets that rise from 0")
+        raise call.error(f"`{name}` is {found.tolist()}, expected offsets that rise from 0")
     return found
 
 
@@ -138,30 +138,29 @@ def from_flashinfer_mask(
     rows = np.diff(_indptr(call, "qo_indptr", qo_indptr, len(widths)))
     for request in np.flatnonzero(rows > widths):
         raise call.error(
-            UnsupportedError,
             f"request {request} has {rows[request]} rows but {widths[request]} keys; the nodes' own keys must be in "
             "the cache",
+            UnsupportedError,
         )
     layout = LAYOUTS["flashinfer_packed" if packed else "flashinfer"]
     past = widths - rows
     expected = list(accumulate(units(layout, rows, past), initial=0))
     if packed and mask_indptr is None:
-        raise call.error(ArgumentError, "a packed mask needs `mask_indptr`, its offsets in bytes")
+        raise call.error("a packed mask needs `mask_indptr`, its offsets in bytes")
     if mask_indptr is not None:
         given = _indptr(call, "mask_indptr", mask_indptr, len(widths)).tolist()
         if given != expected:
             in_cells = packed and given == list(accumulate(units(LAYOUTS["flashinfer"], rows, past), initial=0))
             hint = "; these offsets count cells, a packed mask has them in bytes" if in_cells else ""
             raise call.error(
-                ArgumentError,
                 f"`mask_indptr` is {given}, expected {expected} for rows {rows.tolist()} and keys "
-                f"{widths.tolist()}{hint}",
+                f"{widths.tolist()}{hint}"
             )
     if custom_mask.size != expected[-1]:
         raise call.error(
-            ShapeError,
             f"`custom_mask` has {custom_mask.size} {'bytes' if packed else 'cells'}, expected {expected[-1]} for rows "
             f"{rows.tolist()} and keys {widths.tolist()}",
+            ShapeError,
         )
     most = int(rows.max(initial=0))
     size = max(most, 1) if capacity is None else call.integer("capacity", capacity, low=max(most, 1))

@@ -98,9 +98,9 @@ def to_huggingface_mask(
     empty = ~dense.any(axis=-1) & (np.arange(size) < counts[:, None]) & (past[:, None] == 0)
     for request, row in np.argwhere(empty):
         raise call.error(
-            UnsupportedError,
             f"row {row} of request {request} sees no key; an additive mask makes its softmax NaN (-inf) or uniform "
             "over hidden keys (min), never the output 0 this library defines",
+            UnsupportedError,
         )
     start = _start(call, past, past_len)
     width = start + size if key_len is None else call.integer("key_len", key_len, low=start + size)
@@ -159,15 +159,15 @@ def from_huggingface_mask(
     batch, heads, size, width = attention_mask.shape
     if heads != 1:
         raise call.error(
-            UnsupportedError, f"`attention_mask` differs by head ({heads} of them), a Visibility serves all heads"
+            f"`attention_mask` differs by head ({heads} of them), a Visibility serves all heads", UnsupportedError
         )
     past = call.lengths("context_lens", context_lens, batch)
     start = _start(call, past, past_len)
     if width < start + size:
         raise call.error(
-            ShapeError,
             f"`attention_mask` has {width} columns, expected at least {start + size}: {start} of the cache and one "
             "per node",
+            ShapeError,
         )
     counts = call.node_counts("num_nodes", num_nodes, batch, size)
     dense = np.zeros((batch, size, size), bool)
@@ -175,9 +175,9 @@ def from_huggingface_mask(
         rows = read_additive(call, request, attention_mask[request, 0, :count])
         for row in np.flatnonzero(~rows.any(axis=-1)):
             raise call.error(
-                UnsupportedError,
                 f"row {row} of request {request} hides every key; in transformers it gives NaN or a mean over hidden "
                 "keys, here 0",
+                UnsupportedError,
             )
         context = _context(length, start, context_padding)
         nodes = slice(start, start + count)
@@ -185,9 +185,9 @@ def from_huggingface_mask(
         rows[:, context] = rows[:, nodes] = False
         for row, column in np.argwhere(rows):
             raise call.error(
-                UnsupportedError,
                 f"row {row} of request {request} sees key {column}, which is neither context (columns "
                 f"{context.start}..{context.stop - 1}) nor a node ({start}..{start + count - 1})",
+                UnsupportedError,
             )
     return visibility_from(dense, counts)
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.containers.topology import words_per_row
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from ddtree_cupy.errors import DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import INT32, Call
 
 ROOTS = ("minus_one", "self", "omitted")
@@ -65,9 +65,9 @@ def to_parent_lists(tree: DraftTree, *, root: str = "minus_one") -> tuple[list[A
         elif root == "omitted":
             if count == 0:
                 raise call.error(
-                    UnsupportedError,
                     f"request {request} is inactive (num_nodes 0); with root='omitted' its empty list would read as a "
                     "lone root",
+                    UnsupportedError,
                 )
             ids, links = ids[1:], [link - 1 for link in links[1:]]
         tokens.append(ids)
@@ -86,16 +86,13 @@ def _rooted(call: Call, request: int, parents: Sequence[int], tokens: Sequence[i
     if root == "omitted":
         low = min(parents, default=0)
         if low < -1:
-            raise call.error(
-                ArgumentError, f"`parents` of request {request} holds {low}, expected at least -1, the root"
-            )
+            raise call.error(f"`parents` of request {request} holds {low}, expected at least -1, the root")
         return [root_token, *tokens], [-1, *(link + 1 for link in parents)]
     wanted = 0 if root == "self" else -1
     if parents and parents[0] != wanted:
         raise call.error(
-            ArgumentError,
             f"`parents`[0] of request {request} is {parents[0]}, expected {wanted} with root={root!r}; the other "
-            f"forms are {', '.join(repr(name) for name in ROOTS if name != root)}",
+            f"forms are {', '.join(repr(name) for name in ROOTS if name != root)}"
         )
     return list(tokens), [-1, *parents[1:]][: len(parents)]
 
@@ -141,10 +138,10 @@ def from_parent_lists(
     call = Call("from_parent_lists")
     call.choice("root", root, ROOTS)
     if (root_token_ids is None) == (root == "omitted"):
-        raise call.error(ArgumentError, "`root_token_ids` is needed with root='omitted' and refused otherwise")
+        raise call.error("`root_token_ids` is needed with root='omitted' and refused otherwise")
     for name, lists in (("token_ids", token_ids), ("parents", parents)):
         if not _is_list(lists):
-            raise call.error(DTypeError, f"`{name}` is {type(lists).__name__}, expected a list of integers or of lists")
+            raise call.error(f"`{name}` is {type(lists).__name__}, expected a list of integers or of lists", DTypeError)
     batched = any(_is_list(row) for row in (*token_ids, *parents))
     tokens = list(token_ids) if batched else [token_ids]
     links = list(parents) if batched else [parents]
@@ -152,17 +149,17 @@ def from_parent_lists(
     roots = list(given) if _is_list(given) else [given] * len(links)
     if not len(tokens) == len(links) == len(roots):
         raise call.error(
-            ShapeError,
             f"`token_ids` has {len(tokens)} requests, `parents` {len(links)}, the roots {len(roots)}; expected equal "
             "numbers",
+            ShapeError,
         )
     most = int(INT32.max)
     rows = []
     for request, (ids, row) in enumerate(zip(tokens, links, strict=True)):
         if not _is_list(ids) or not _is_list(row):
-            raise call.error(DTypeError, f"request {request} is not a list, though others are")
+            raise call.error(f"request {request} is not a list, though others are", DTypeError)
         if len(ids) != len(row):
-            raise call.error(ShapeError, f"request {request} has {len(ids)} token ids and {len(row)} parents")
+            raise call.error(f"request {request} has {len(ids)} token ids and {len(row)} parents", ShapeError)
         ids = [call.integer(f"token_ids[{request}]", token, low=0, high=most) for token in ids]
         row = [call.integer(f"parents[{request}]", link, low=-most, high=most - 1) for link in row]
         root_id = 0 if root_token_ids is None else call.integer("root_token_ids", roots[request], low=0, high=most)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy.containers import AcceptResult, DraftTree, Visibility
-from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
+from ddtree_cupy.errors import ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import Call
 from ddtree_cupy.interop._masks import LAYOUTS, Layout, read_flat, write_flat
 
@@ -31,7 +31,7 @@ def _mask_mode(call: Call, mode: Any) -> TreeMaskMode:
         return TreeMaskMode[mode] if isinstance(mode, str) else TreeMaskMode(mode)
     except (KeyError, ValueError):
         known = ", ".join(f"{known.name}={known.value}" for known in TreeMaskMode)
-        raise call.error(ArgumentError, f"`mode` is {mode!r}, expected one of {known}") from None
+        raise call.error(f"`mode` is {mode!r}, expected one of {known}") from None
 
 
 def _dtype(call: Call, layout: Layout, draft_token_num: int) -> "np.dtype[Any]":
@@ -42,9 +42,9 @@ def _dtype(call: Call, layout: Layout, draft_token_num: int) -> "np.dtype[Any]":
         if draft_token_num <= bits:
             return np.dtype(f"uint{bits}")
     raise call.error(
-        UnsupportedError,
         f"QLEN_ONLY_BITPACKING holds one word of at most 32 bits per row, this tree has {draft_token_num} nodes; use "
         "QLEN_ONLY, or TensorRT-LLM's packed words, several of which hold a row",
+        UnsupportedError,
     )
 
 
@@ -101,7 +101,7 @@ def to_sglang_mask(
     past = np.zeros(batch, np.int64)
     if layout.context:
         if context_lens is None:
-            raise call.error(ArgumentError, "FULL_MASK has context columns and so needs `context_lens`")
+            raise call.error("FULL_MASK has context columns and so needs `context_lens`")
         past = call.lengths("context_lens", context_lens, batch)
         call.addressable("context_lens", (size, sum(past.tolist()) + batch * size))
     return write_flat(layout, dense, counts, past).astype(dtype, copy=False)
@@ -154,7 +154,7 @@ def from_sglang_mask(
     size = call.integer("draft_token_num", draft_token_num, low=1)
     call.host("tree_mask", tree_mask, ("cells",), (_dtype(call, layout, size).name,))
     if layout.context and context_lens is None:
-        raise call.error(ArgumentError, "FULL_MASK has context columns and so needs `context_lens`")
+        raise call.error("FULL_MASK has context columns and so needs `context_lens`")
     each = size if layout.unit == "word" else size * size
     batch = tree_mask.size // each
     past = np.zeros(batch, np.int64)
@@ -164,9 +164,9 @@ def from_sglang_mask(
     cells = batch * each + size * sum(past.tolist()) * layout.context
     if tree_mask.size != cells:
         raise call.error(
-            ShapeError,
             f"`tree_mask` has {tree_mask.size} cells, expected {cells} for {batch} requests of {size} rows in "
             f"{chosen.name}; cut a reused buffer, and count the same requests on both sides",
+            ShapeError,
         )
     call.addressable("draft_token_num", (batch, size, size))
     counts = call.node_counts("num_nodes", num_nodes, batch, size)
@@ -230,9 +230,9 @@ def to_sglang(
     batch, size = batched.token_ids.shape
     for request in np.flatnonzero(batched.num_nodes == 0):
         raise call.error(
-            UnsupportedError,
             f"request {request} is inactive (num_nodes 0), but SGLang's walk always starts at a root; leave the "
             "request out of the batch",
+            UnsupportedError,
         )
     past = call.lengths("context_lens", context_lens, batch)
     tokens = call.padded_tokens(batched, pad_token_id)
@@ -250,7 +250,7 @@ def _field(call: Call, arrays: Mapping[str, Array], *names: str) -> Array:
     found = [name for name in names if name in arrays]
     if len(found) != 1:
         given = "none of them" if not found else "all of them"
-        raise call.error(ArgumentError, f"expected one of {', '.join(map(repr, names))} in `arrays`, got {given}")
+        raise call.error(f"expected one of {', '.join(map(repr, names))} in `arrays`, got {given}")
     return arrays[found[0]]
 
 
@@ -259,7 +259,7 @@ def _walk(call: Call, request: int, next_token: list[int], next_sibling: list[in
     count = len(next_token)
     parents = [-1, *([-2] * (count - 1))]
     if next_sibling[0] != -1:
-        raise call.error(ArgumentError, f"the root of request {request} has the sibling {next_sibling[0]}, expected -1")
+        raise call.error(f"the root of request {request} has the sibling {next_sibling[0]}, expected -1")
     for parent in range(count):  # a parent comes before its children, so its own parent is known here
         if parents[parent] == -2:
             continue
@@ -267,15 +267,14 @@ def _walk(call: Call, request: int, next_token: list[int], next_sibling: list[in
         while child != -1:
             if not parent < child < count:
                 raise call.error(
-                    UnsupportedError,
                     f"node {parent} of request {request} links to child {child}, expected {parent} < child < {count}: "
                     "a node comes after its parent",
+                    UnsupportedError,
                 )
             if parents[child] != -2:
                 raise call.error(
-                    ArgumentError,
                     f"node {child} of request {request} is a child of nodes {parents[child]} and {parent}, or linked "
-                    "twice",
+                    "twice"
                 )
             parents[child] = parent
             child = next_sibling[child]
@@ -290,7 +289,7 @@ def _tree(call: Call, arrays: Mapping[str, Array]) -> tuple[DraftTree, npt.NDArr
     )
     batch, size = index.shape
     if size == 0:
-        raise call.error(ArgumentError, "D is 0, expected at least the root")
+        raise call.error("D is 0, expected at least the root")
     tokens = call.integers("draft_token", _field(call, arrays, "draft_token"), (batch * size,)).reshape(batch, size)
     positions = call.integers("positions", _field(call, arrays, "positions"), (batch * size,)).reshape(batch, size)
     parents = np.full((batch, size), -2, np.int64)
@@ -301,24 +300,23 @@ def _tree(call: Call, arrays: Mapping[str, Array]) -> tuple[DraftTree, npt.NDArr
     for request, _ in np.argwhere(linked != (np.arange(size) < counts[:, None])):
         node = int(np.flatnonzero(~linked[request])[0])
         raise call.error(
-            UnsupportedError,
             f"no link leads to node {node} of request {request}, though later nodes are linked; SGLang skips such a "
             "node (its parent was not selected, often after NaN scores), a DraftTree cannot hold it",
+            UnsupportedError,
         )
     for request, node in np.argwhere(~linked & ((children >= 0) | (siblings >= 0))):
         raise call.error(
-            ArgumentError,
-            f"node {node} of request {request} has links, though none leads to it; expected -1 in the rows of padding",
+            f"node {node} of request {request} has links, though none leads to it; expected -1 in the rows of padding"
         )
     rows = np.arange(batch * size).reshape(batch, size)
     for request, node in np.argwhere(linked & (index != rows)):
         raise call.error(
-            UnsupportedError,
             f"`retrieve_index`[{request}, {node}] is {index[request, node]}, expected {rows[request, node]}: node i "
             "of request b sits in row b * D + i of the flat arrays",
+            UnsupportedError,
         )
     if (tokens[linked] < 0).any():
-        raise call.error(ArgumentError, "`draft_token` holds a token below 0 in a linked row")
+        raise call.error("`draft_token` holds a token below 0 in a linked row")
     tree = call.tree_of("draft_token", np.where(linked, tokens, -1), np.where(linked, parents, -1))
     return tree, positions
 
@@ -381,9 +379,7 @@ def from_sglang(
     )
     for request, node, key in np.argwhere(mask.to_dense() != tree.visibility):
         wrongly = "hides" if tree.visibility[request, node, key] else "shows"
-        raise call.error(
-            ArgumentError, f"the mask of request {request} {wrongly} node {key} in row {node}, against the links"
-        )
+        raise call.error(f"the mask of request {request} {wrongly} node {key} in row {node}, against the links")
     return tree, call.as_int32("positions", past, "context lengths are int32 here")
 
 
@@ -391,10 +387,7 @@ def _check_path(call: Call, request: int, path: list[int], tree: DraftTree) -> N
     parents = tree.parents[request]
     for before, node in pairwise(path):
         if parents[node] != before:
-            raise call.error(
-                ArgumentError,
-                f"request {request} accepts node {node} after {before}, but its parent is {parents[node]}",
-            )
+            raise call.error(f"request {request} accepts node {node} after {before}, but its parent is {parents[node]}")
 
 
 def to_sglang_accept(
@@ -448,7 +441,7 @@ def to_sglang_accept(
     batched = result.validate() if result.is_batched else result.validate().with_batch()
     if batched.accepted.shape != batched_tree.token_ids.shape:
         raise call.error(
-            ShapeError, f"`result` is {batched.accepted.shape}, expected {batched_tree.token_ids.shape} like `tree`"
+            f"`result` is {batched.accepted.shape}, expected {batched_tree.token_ids.shape} like `tree`", ShapeError
         )
     batch, size = batched.accepted.shape
     steps = size if num_spec_step is None else call.integer("num_spec_step", num_spec_step, low=1)
@@ -465,9 +458,9 @@ def to_sglang_accept(
         elif bonus < 0:
             why = f"has bonus token {bonus}, but SGLang's argmax always gives one"
         if why:
-            raise call.error(UnsupportedError, f"request {request} {why}")
+            raise call.error(f"request {request} {why}", UnsupportedError)
         if path[-1] >= batched_tree.num_nodes[request]:
-            raise call.error(ArgumentError, f"request {request} accepts node {path[-1]}, which is padding of `tree`")
+            raise call.error(f"request {request} accepts node {path[-1]}, which is padding of `tree`")
         _check_path(call, request, path, batched_tree)
         predicts[request, path] = [*batched_tree.token_ids[request, path[1:]].tolist(), bonus]
         accept_index[request, :count] = np.array(path) + request * size
@@ -534,7 +527,7 @@ def from_sglang_accept(
     tokens = call.integers("predicts", predicts, (batch * size + extra,))
     batched_tree = None if tree is None else call.tree(tree)
     if batched_tree is not None and batched_tree.token_ids.shape != (batch, size):
-        raise call.error(ShapeError, f"`tree` is {batched_tree.token_ids.shape}, expected ({batch}, {size})")
+        raise call.error(f"`tree` is {batched_tree.token_ids.shape}, expected ({batch}, {size})", ShapeError)
     call.addressable("draft_token_num", (batch, size), itemsize=8)
     accepted = np.full((batch, size), -1, np.int32)
     bonus = np.full(batch, -1, np.int64)
@@ -542,24 +535,22 @@ def from_sglang_accept(
         used = int((index[request] != -1).sum())
         if not 1 <= count <= min(steps, size) or used != count:
             raise call.error(
-                ArgumentError,
                 f"`accept_token_num`[{request}] is {accept_token_num[request]} and `accept_index` holds {used} rows, "
-                f"expected the root and one row per token (counts_bonus={counts_bonus})",
+                f"expected the root and one row per token (counts_bonus={counts_bonus})"
             )
         path = (index[request, :count] - request * size).tolist()
         if path[0] != 0 or sorted(set(path)) != path or path[-1] >= size:
             raise call.error(
-                ArgumentError,
                 f"`accept_index`[{request}] is {index[request].tolist()}, expected {request * size} (the root) and "
-                f"then ascending rows below {(request + 1) * size}, -1 at the end",
+                f"then ascending rows below {(request + 1) * size}, -1 at the end"
             )
         row = tokens[index[request, :count]]
         if (row < 0).any():
-            raise call.error(ArgumentError, f"`predicts` holds {row.tolist()} along request {request}, expected tokens")
+            raise call.error(f"`predicts` holds {row.tolist()} along request {request}, expected tokens")
         if batched_tree is not None:
             _check_path(call, request, path, batched_tree)
             if batched_tree.token_ids[request, path[1:]].tolist() != row[:-1].tolist():
-                raise call.error(ArgumentError, f"`predicts` of request {request} does not hold the tokens of its path")
+                raise call.error(f"`predicts` of request {request} does not hold the tokens of its path")
         accepted[request, :count] = path
         bonus[request] = row[-1]
     tokens32 = call.as_int32("predicts", bonus)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy.containers import Candidates, DraftTree
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
+from ddtree_cupy.errors import DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.interop._host import Call
 
 Path = tuple[int, ...]
@@ -32,25 +32,25 @@ def _rank_paths(call: Call, tree: DraftTree, candidates: Candidates | None, in_o
     batched = call.tree(tree)
     if tree.is_batched:
         raise call.error(
-            UnsupportedError,
             "`tree` has a request axis, but this form is one static tree that all requests share; convert one "
             "request (`without_batch()` gives the first)",
+            UnsupportedError,
         )
     count = int(tree.num_nodes)
     if count < 2:
         raise call.error(
-            UnsupportedError, f"`tree` has {count} nodes, but this form lists at least one besides the root"
+            f"`tree` has {count} nodes, but this form lists at least one besides the root", UnsupportedError
         )
     table = None if candidates is None else call.candidates(candidates)
     if table is None and tree.path_scores is None and not in_order:
         raise call.error(
-            UnsupportedError,
             "`candidates` is None and `tree` has no path scores, so the ranks of its tokens are unknown; pass the "
             "`candidates` it was made of, or in_order=True when the children of every node are its first candidates "
             "in order",
+            UnsupportedError,
         )
     if table is not None and table.is_batched:
-        raise call.error(ShapeError, "`candidates` has a request axis and `tree` has none")
+        raise call.error("`candidates` has a request axis and `tree` has none", ShapeError)
     paths: list[Path] = [()]
     children = [0] * count
     for node in range(1, count):
@@ -62,9 +62,9 @@ def _rank_paths(call: Call, tree: DraftTree, candidates: Candidates | None, in_o
             row = table.token_ids[depth - 1].tolist() if depth <= len(table.token_ids) else []
             if token not in row:
                 raise call.error(
-                    UnsupportedError,
                     f"node {node} has token {token}, which is not among the {len(row)} candidates of depth {depth}; a "
                     "path holds ranks, not tokens",
+                    UnsupportedError,
                 )
             rank = row.index(token)
         paths.append((*paths[parent], rank))
@@ -77,29 +77,29 @@ def _checked_paths(call: Call, name: str, paths: Any) -> list[Path]:
         given = list(paths)
     except TypeError:
         raise call.error(
-            DTypeError, f"`{name}` is {type(paths).__name__}, expected paths such as [[0], [0, 1]]"
+            f"`{name}` is {type(paths).__name__}, expected paths such as [[0], [0, 1]]", DTypeError
         ) from None
     found: list[Path] = []
     for path in given:
         if not isinstance(path, tuple | list):
-            raise call.error(DTypeError, f"`{name}` holds {path!r}, expected paths such as (0,) or [0, 1]")
+            raise call.error(f"`{name}` holds {path!r}, expected paths such as (0,) or [0, 1]", DTypeError)
         ranks = tuple(path)
         if not all(isinstance(rank, int | np.integer) and not isinstance(rank, bool) for rank in ranks):
-            raise call.error(DTypeError, f"path {path!r} of `{name}` holds values other than integers")
+            raise call.error(f"path {path!r} of `{name}` holds values other than integers", DTypeError)
         if not ranks:
-            raise call.error(ArgumentError, f"`{name}` holds an empty path; the root is not listed")
+            raise call.error(f"`{name}` holds an empty path; the root is not listed")
         if min(ranks) < 0:
-            raise call.error(ArgumentError, f"path {path!r} of `{name}` holds a rank below 0")
+            raise call.error(f"path {path!r} of `{name}` holds a rank below 0")
         found.append(tuple(int(rank) for rank in ranks))
     known = set(found)
     if len(known) != len(found):
         twice = next(path for i, path in enumerate(found) if path in found[:i])
-        raise call.error(ArgumentError, f"`{name}` holds path {twice} twice")
+        raise call.error(f"`{name}` holds path {twice} twice")
     for path in found:
         if len(path) > 1 and path[:-1] not in known:
-            raise call.error(ArgumentError, f"path {path} of `{name}` lacks its parent {path[:-1]}")
+            raise call.error(f"path {path} of `{name}` lacks its parent {path[:-1]}")
     if not found:
-        raise call.error(ArgumentError, f"`{name}` is empty, expected at least one path")
+        raise call.error(f"`{name}` is empty, expected at least one path")
     return found
 
 
@@ -110,30 +110,30 @@ def _tree_from_paths(call: Call, paths: list[Path], candidates: Candidates, root
     batch, draft_len, width = tokens_of.shape
     roots = call.integer_array("root_token_ids", root_token_ids)
     if roots.shape not in ((), (batch,) if table.is_batched else ()):
-        raise call.error(ShapeError, f"`root_token_ids` is {roots.shape}, expected () or one token per request")
+        raise call.error(f"`root_token_ids` is {roots.shape}, expected () or one token per request", ShapeError)
     if (roots < 0).any():
-        raise call.error(ArgumentError, f"`root_token_ids` is {roots.tolist()}, expected tokens of at least 0")
+        raise call.error(f"`root_token_ids` is {roots.tolist()}, expected tokens of at least 0")
     node_of: dict[Path, int] = {(): 0}
     parents = [-1]
     token_ids = np.zeros((batch, len(paths) + 1), np.int64)
     token_ids[:, 0] = call.as_int32("root_token_ids", roots)
     for node, path in enumerate(paths, start=1):
         if path[:-1] not in node_of:
-            raise call.error(ArgumentError, f"path {path} comes before its parent {path[:-1]}")
+            raise call.error(f"path {path} comes before its parent {path[:-1]}")
         if len(path) > draft_len or path[-1] >= width:
             raise call.error(
-                UnsupportedError,
                 f"path {path} needs candidate {path[-1]} at depth {len(path)}, but `candidates` has {width} at each "
                 f"of {draft_len} depths",
+                UnsupportedError,
             )
         node_of[path] = node
         parents.append(node_of[path[:-1]])
         token_ids[:, node] = tokens_of[:, len(path) - 1, path[-1]]
     for request, node in np.argwhere(token_ids < 0):
         raise call.error(
-            UnsupportedError,
             f"request {request} has no candidate for path {paths[node - 1]} (id -1); a static tree cannot leave a "
             "node out",
+            UnsupportedError,
         )
     tree = DraftTree.from_parents(token_ids, np.broadcast_to(np.array(parents), token_ids.shape))
     return tree if table.is_batched else tree.without_batch()
@@ -192,11 +192,11 @@ def to_medusa_choices(
     for node, path in enumerate(paths, start=1):
         if path[-1] >= limit:
             raise call.error(
-                UnsupportedError,
                 f"node {node} has rank {path[-1]} at depth {len(path)}, but a head offers {limit} candidates (`top_k`)",
+                UnsupportedError,
             )
         if heads is not None and len(path) > heads:
-            raise call.error(UnsupportedError, f"node {node} lies at depth {len(path)}, deeper than {heads} heads")
+            raise call.error(f"node {node} lies at depth {len(path)}, deeper than {heads} heads", UnsupportedError)
     return [list(path) for path in paths]
 
 
@@ -256,9 +256,9 @@ def _check_uniform(call: Call, paths: list[Path]) -> None:
         for path in level:
             if any((*path, rank) not in known for rank in range(wanted)):
                 raise call.error(
-                    UnsupportedError,
                     f"node {path} has {children[path]} children, but vLLM drafts the same number, ranks 0 to "
                     f"{wanted - 1}, for every node of depth {depth}; `require_uniform=False` skips this check",
+                    UnsupportedError,
                 )
 
 
@@ -342,7 +342,7 @@ def from_vllm_token_tree(text: str, candidates: Candidates, *, root_token_ids: n
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise call.error(ArgumentError, f"`text` is not a Python literal ({error}): {text[:80]!r}") from None
+        raise call.error(f"`text` is not a Python literal ({error}): {text[:80]!r}") from None
     if not isinstance(found, list | tuple):
-        raise call.error(ArgumentError, f"`text` is a {type(found).__name__}, expected a list of tuples")
+        raise call.error(f"`text` is a {type(found).__name__}, expected a list of tuples")
     return _tree_from_paths(call, _sorted(_checked_paths(call, "text", found)), candidates, root_token_ids)

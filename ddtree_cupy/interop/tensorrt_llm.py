@@ -130,14 +130,14 @@ def _read(call: Call, names: tuple[str, str], packed_mask: Array, lengths: Array
     words = packed_mask.shape[-1]
     if words < words_per_row(most):
         raise call.error(
-            ShapeError,
             f"`{mask_name}` has {words} words per row, expected at least {words_per_row(most)} for {most} nodes",
+            ShapeError,
         )
     if ragged and len(packed_mask) != lens.sum():
         raise call.error(
-            ShapeError,
             f"`{mask_name}` has {len(packed_mask)} rows, expected {lens.sum()}, the sum of `{lengths_name}` "
             f"{lens.tolist()}",
+            ShapeError,
         )
     rows = max(most, 1) if ragged else packed_mask.shape[1]
     size = rows if capacity is None else call.integer("capacity", capacity, low=max(most, 1))
@@ -225,9 +225,9 @@ def from_tensorrt_llm(arrays: Mapping[str, Array], token_ids: npt.NDArray[Any]) 
     longest = int(call.integers(LENGTHS, arrays[LENGTHS], ("batch",)).max(initial=1))
     if tokens.shape[1] < longest:
         raise call.error(
+            f"`token_ids` is {tokens.shape}, expected at least {longest} tokens per request, the longest of "
+            f"`{LENGTHS}`",
             ShapeError,
-            f"`token_ids` is {tokens.shape}, expected at least {longest} tokens per request, the "
-            f"longest of `{LENGTHS}`",
         )
     visibility = _read(call, (MASK, LENGTHS), arrays[MASK], arrays[LENGTHS], tokens.shape[1])
     tree = call.tree_behind(visibility, "token_ids", tokens)

@@ -39,8 +39,6 @@ class AcceptanceDisplay(Display):
 
     Examples
     --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
     >>> display = AcceptanceDisplay.from_arrays([0, 2, 1, 2], hit_ranks=[[-1, -1], [0, 1], [1, -1], [0, 0]])
     >>> display.plot().ax_.get_ylabel()
     'fraction of 4 rounds'
@@ -124,7 +122,6 @@ class AcceptanceDisplay(Display):
 
         Parameters
         ----------
-        ax : matplotlib Axes, optional
         kind : {"depth", "rank"}
             How many tokens were accepted; or at which depth which sibling was.
         **kw

@@ -44,8 +44,6 @@ class BenchDisplay(Display):
 
     Examples
     --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
     >>> display = BenchDisplay.from_arrays(["v1", "v1", "v2", "v2"], [1024, 8192, 1024, 8192], [90, 700, 60, 410])
     >>> sorted(display.plot().lines_)
     ['v1', 'v2']
@@ -133,7 +131,6 @@ class BenchDisplay(Display):
 
         Parameters
         ----------
-        ax : matplotlib Axes, optional
         kind : {"time", "roofline"}
             Microseconds over the context; or operations a second over operations a byte, under what the card reaches.
         **kw

@@ -43,8 +43,6 @@ class BudgetDisplay(Display):
 
     Examples
     --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
     >>> display = BudgetDisplay.from_arrays([1, 2, 4], expected=[1.6, 2.0, 2.3], cost=lambda n: 1 + n / 10)
     >>> display.best_budget()
     2
@@ -151,7 +149,6 @@ class BudgetDisplay(Display):
 
         Parameters
         ----------
-        ax : matplotlib Axes, optional
         kind : {"tokens", "speedup"}
             "speedup" needs `cost` and marks the best budget.
         log : bool, optional

@@ -33,8 +33,6 @@ class ErrorDisplay(Display):
 
     Examples
     --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
     >>> reference = np.array([[1.0, 2.0], [3.0, 4.0]])
     >>> kernel = np.array([[1.0, 2.0], [3.0, 4.5]], np.float32)
     >>> display = ErrorDisplay.from_arrays(kernel, reference, reference.astype(np.float32), floor=1e-6)
@@ -140,7 +138,6 @@ class ErrorDisplay(Display):
 
         Parameters
         ----------
-        ax : matplotlib Axes, optional
         kind : {"scatter", "map"}
             Error over allowed error, both logarithmic; or their ratio by node and head.
         **kw

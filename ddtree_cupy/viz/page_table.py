@@ -46,8 +46,6 @@ class PageTableDisplay(Display):
 
     Examples
     --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
     >>> display = PageTableDisplay.from_arrays([2, 0], page_size=4, context_len=5, num_nodes=2).plot()
     >>> display.rows().tolist()
     [8, 9, 10, 11, 0, 1, 2]
@@ -113,7 +111,6 @@ class PageTableDisplay(Display):
 
         Parameters
         ----------
-        ax : matplotlib Axes, optional
         arrows : {"auto", "row", "page"}
             One arrow a row or a page; "auto" changes at 24 rows.
         **kw

@@ -45,8 +45,6 @@ class TreeDisplay(Display):
 
     Examples
     --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
     >>> tree = DraftTree.from_parents([7, 10, 20, 11], [-1, 0, 1, 0])
     >>> display = TreeDisplay.from_tree(tree).plot()
     >>> [text.get_text() for text in display.labels_]
@@ -158,7 +156,6 @@ class TreeDisplay(Display):
 
         Parameters
         ----------
-        ax : matplotlib Axes, optional
         color : {"auto", "score", "fate", "plain"}
             "auto" takes the fate when `accepted` is known, else the score when there is one.
         font_size : float

@@ -43,8 +43,6 @@ class VisibilityDisplay(Display):
 
     Examples
     --------
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
     >>> display = VisibilityDisplay.from_arrays(np.tri(3, dtype=bool), context_len=100).plot(row=2)
     >>> [text.get_text() for text in display.word_texts_]
     ['0x00000007']
@@ -99,7 +97,6 @@ class VisibilityDisplay(Display):
 
         Parameters
         ----------
-        ax : matplotlib Axes, optional
         row : int, optional
             The highlighted node; default the last one. Its words are drawn.
         words : bool
