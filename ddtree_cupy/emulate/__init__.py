@@ -1,16 +1,16 @@
-"""Run CUDA kernels on the CPU, without a GPU: the very same `.cu` text, through g++ or clang++.
+"""Run CUDA kernels on the CPU, without a GPU: the same `.cu` files, compiled by g++ or clang++.
 
 Every CUDA thread of a block is a fiber with its own stack; blocks run one after another, or two at a time. Between two
-synchronisation points a thread is never interrupted, and at each of them a seed decides who goes on, fairly or not:
-schedule fuzzing (see `active`). Shared memory is filled with 0xFF (NaN, -1) before each block. Misuse of barriers and
-warp operations is reported as `EmulatorError` with block, thread and source line; sanitizers find the rest
+synchronisation points a thread is never interrupted. At each of them a seed decides which thread continues, fairly or
+not, which fuzzes the schedule (see `active`). Shared memory is filled with 0xFF (NaN, -1) before each block. Misuse of
+barriers and warp operations is reported as `EmulatorError` with block, thread and source line; sanitizers find the rest
 (`sanitizer_environment`).
 
     active(seed=0)                  with-block: NumPy arrays run the library's kernels here
-    Module(code_or_path, ...)       your own `.cu`, in the shape of cupy.RawModule
+    Module(code_or_path, ...)       your own `.cu`, with the interface of cupy.RawModule
     available()                     (True, "") or (False, why not)
     sanitizer_environment(kind)     variables for a child process under asan, ubsan, asan+ubsan or tsan (g++)
-    sparse_array(shape, dtype)      huge arrays that cost only what is touched
+    sparse_array(shape, dtype)      huge arrays that take memory only where they are touched
 
 What it is not
 --------------
@@ -18,17 +18,19 @@ What it is not
 - Races between two synchronisation points show only through the seeds and under `tsan`. Races between blocks show only
   through seeds above 0, which interleave the threads of two blocks; `tsan` does not see them. A block that spins on
   another one is reported as a deadlock or hangs.
-- Floats are not bit-equal to a GPU's: nothing is fused unless written `fmaf`, `__expf` and `rsqrtf` are accurate, and
-  matrix instructions sum in another order, unless `active(cut_sums=True)` makes them cut sums off as those of an H200
-  do. Compare floats by tolerance; integers and comparisons are exact. Subnormals are flushed by default, float64 ones
-  too (see `Module`).
-- The memory model is that of one thread after another: fences do nothing, `volatile` tricks work that a GPU may break.
-- The host compiler accepts text that NVRTC rejects and the reverse: also run the compile check (`ddtree kernels`).
+- Floats do not equal those of a GPU bit for bit: only `fmaf` is fused, `__expf` and `rsqrtf` are accurate, and matrix
+  instructions sum in another order, unless `active(cut_sums=True)` makes them cut sums off as those of an H200 do.
+  Compare floats by tolerance; integers and comparisons are exact. Subnormals are flushed by default, float64 ones too
+  (see `Module`).
+- Threads run one after another, so memory is always consistent: fences do nothing, and code that relies on `volatile`
+  works here although it may fail on a GPU.
+- The host compiler accepts code that NVRTC rejects, and the reverse: run the compile check, too (`ddtree kernels`).
 - Inline PTX needs a host twin under `#ifdef DDTREE_EMULATE`, as in `cuda_src/common/ptx.cuh`; `emu_runtime.h` and
   `emu_async.h` in `runtime/` offer what twins need. CUB, cooperative groups, `mma.h` and textures are absent, as are
   `__shared__` objects with constructors and dynamic shared memory declared outside a function.
-- A stack overflow (256 KiB a thread) or a wild pointer ends the process, as everywhere in C++; an endless loop cannot
-  be interrupted.
+- A stack overflow (256 KiB per thread) or a wild pointer ends the process, as in all C++ code; an endless loop cannot
+be
+  interrupted.
 - One launch at a time per process. Linux on x86-64; aarch64 through `ucontext`, slower.
 """
 

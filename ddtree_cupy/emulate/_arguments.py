@@ -1,4 +1,4 @@
-"""Check arguments against a kernel's own C++ parameters, and lay them out as `cuLaunchKernel` does."""
+"""Check arguments against the C++ parameters of a kernel, and lay them out as `cuLaunchKernel` does."""
 
 import ctypes
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 def pack(kernel: str, parameters: tuple[Parameter, ...], args: tuple[Any, ...], *, strided: bool) -> tuple[Any, Any]:
-    """Return (`void**`, objects to keep alive during the launch); raise for what a GPU would misread."""
+    """Return (`void**`, objects to keep alive during the launch); raise for arguments that a GPU would misread."""
     if len(args) != len(parameters):
         expected = ", ".join(map(str, parameters))
         raise ArgumentError(f"{kernel}: {len(args)} arguments, expected {len(parameters)}: ({expected})")

@@ -25,7 +25,7 @@ _SANITIZE_FLAGS = {
     "asan+ubsan": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
     "tsan": ("-fsanitize=thread",),
 }
-# No fused multiply-add unless the kernel asks for one: results do not depend on the optimiser's mood.
+# No fused multiply-add unless the kernel asks for one, so that results do not depend on the optimiser.
 _FLAGS = (
     *("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
     *("-ffp-contract=off", "-fno-math-errno", "-fsigned-char", "-w", "-Wno-psabi"),
@@ -71,7 +71,7 @@ def find_compiler() -> Compiler:
 def _describe(path: str) -> Compiler:
     version = _call([path, "--version"]).stdout.partition("\n")[0]
     flags = []
-    # Uninitialised locals hold a pattern, as registers on a GPU hold leftovers; not in compilers before 2022.
+    # Uninitialised local variables hold a pattern, as registers on a GPU hold old values; compilers before 2022 cannot.
     probe = [path, "-ftrivial-auto-var-init=pattern", "-E", "-x", "c++", os.devnull]
     if _call(probe).returncode == 0:
         flags.append("-ftrivial-auto-var-init=pattern")
@@ -135,7 +135,7 @@ def sanitizer_environment(kind: str) -> dict[str, str]:
 
 def _sanitizer_library(compiler: Compiler, runtime: str) -> str:
     if compiler.is_clang:
-        # clang does not watch objects in a named section, which is where all static shared memory is.
+        # clang does not watch objects in a named section, and all static shared memory is in one.
         raise UnsupportedError(f"sanitizers need g++, the emulator's compiler is {compiler.path}")
     name = f"lib{runtime}.so"
     path = _call([compiler.path, f"-print-file-name={name}"]).stdout.strip()
@@ -154,7 +154,7 @@ def _check_preloaded(kind: str) -> None:
 
 
 def build(text: str, options: tuple[str, ...]) -> Path:
-    """Compile one translated text, or find it in the cache; return the shared library.
+    """Compile one translated source, or find it in the cache; return the shared library.
 
     Safe for concurrent processes: everything is written under another name and moved into place.
     """
@@ -164,7 +164,7 @@ def build(text: str, options: tuple[str, ...]) -> Path:
         return _build(text, options, compiler, kind)
     except OSError as error:
         raise EmulatorError(
-            f"ddtree_cupy.emulate: the folder of compiled kernels cannot be used ({error}); mend that or set "
+            f"ddtree_cupy.emulate: the folder of compiled kernels cannot be used ({error}); repair it or set "
             "DDTREE_CACHE_DIR to another folder"
         ) from error
 
@@ -213,7 +213,7 @@ def _is_usable(library: Path) -> bool:
 
 
 def _seal(content: bytes) -> bytes:
-    """Return what follows the content of a library: loading one that is cut short may end the process."""
+    """Return the seal that follows the content of a library, as loading a truncated one may end the process."""
     return hashlib.sha256(content).digest()
 
 

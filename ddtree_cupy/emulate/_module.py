@@ -1,4 +1,4 @@
-"""`Module`: a CUDA source compiled for the CPU, in the shape of `cupy.RawModule`."""
+"""`Module`: a CUDA source compiled for the CPU, with the interface of `cupy.RawModule`."""
 
 import re
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ class Module:
     name_expressions : sequence of str
         Template instances, such as `"scale<float, 4>"`. Kernels declared `extern "C"` need none.
     strict : bool
-        Report what some GPUs forgive: a `__syncthreads` after some threads of the block left, different call sites
-        that meet in one barrier, a named barrier that is half full when the block ends, masks that name absent lanes.
+        Report faults that some GPUs tolerate: a `__syncthreads` after some threads of the block left, different call
+        sites that meet in one barrier, a named barrier that is incomplete when the block ends, masks with absent lanes.
     flush_subnormals : bool
         Treat subnormal floats as zero while a kernel runs, as CuPy's `-ftz=true` does. The CPU has one switch for
         both widths, so float64 subnormals are flushed too, which a GPU never does; pass False for a kernel whose
@@ -45,10 +45,10 @@ class Module:
     Raises
     ------
     CompileError
-        The message starts with the file and line of the first error. A function declares more static shared memory
-        than the 48 KiB that CUDA allows (seen where `objdump` is installed).
+        The source does not compile (the message starts with the file and line of the first error), or a function
+        declares more static shared memory than the 48 KiB that CUDA allows (checked where `objdump` is installed).
     UnsupportedError
-        No compiler, or not Linux.
+        There is no compiler, or the system is not Linux.
 
     Examples
     --------
@@ -91,11 +91,11 @@ class Module:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names that `get_function` knows."""
+        """The names that `get_function` takes."""
         return tuple(self._native.kernels)
 
     def get_function(self, name: str) -> "Function":
-        """Return a kernel by its `extern "C"` name or by one of the name expressions."""
+        """Return the kernel with this `extern "C"` name or name expression."""
         if name not in self._native.kernels:
             raise ArgumentError(f"{self.name} has no kernel {name!r}; it has {', '.join(self.kernels)}")
         return Function(self, name, self._native.kernels[name])
@@ -131,8 +131,8 @@ class Function:
         args : sequence
             NumPy arrays (or None, a null pointer) for pointers, NumPy scalars of the exact type for the rest.
         shared_mem : int
-            Bytes of dynamic shared memory; the kernel gets exactly that many, aligned to the largest alignment that
-            a declaration anywhere in the module asks for (16 bytes at least) and no better.
+            Bytes of dynamic shared memory. The kernel gets exactly that many, and their address has exactly the
+            largest alignment that a declaration in the module asks for (16 bytes at least).
         seed : int, optional
             Schedule, as in `active`; default: that of the enclosing `active` block, else 0.
         strided : bool
@@ -143,7 +143,7 @@ class Function:
         DTypeError, LayoutError, ArgumentError
             The arguments do not fit the kernel's own C++ signature.
         EmulatorError
-            What the kernel did wrong, with block, thread and source line.
+            The kernel made a fault; the message has block, thread and source line.
         """
         sizes = _dimensions("grid", grid)
         threads = _dimensions("block", block)
@@ -174,7 +174,7 @@ def _check_static_shared(file: str, bytes_of: dict[str, dict[str, int]]) -> None
             listed = ", ".join(f"`{name}` {size:,}" for name, size in sorted(objects.items()))
             raise CompileError(
                 f"{file}: error: `{function}` declares {sum(objects.values()):,} bytes of static shared memory "
-                f"({listed}), CUDA allows {MAX_STATIC_SHARED_BYTES:,} a kernel; use dynamic shared memory "
+                f"({listed}), CUDA allows {MAX_STATIC_SHARED_BYTES:,} per kernel; use dynamic shared memory "
                 "(`extern __shared__`) for more"
             )
 

@@ -1,4 +1,4 @@
-"""The ctypes side of `runtime/`: structures, loading, and the one launch at a time."""
+"""The ctypes side of `runtime/`: structures, loading, and launches, one at a time."""
 
 import ctypes
 import threading
@@ -62,10 +62,10 @@ class NativeModule:
         except OSError as error:
             raise EmulatorError(
                 f"ddtree_cupy.emulate: a compiled kernel cannot be loaded ({error}); set DDTREE_CACHE_DIR to another "
-                "folder, of a file system that is not mounted noexec"
+                "folder, on a file system that is not mounted noexec"
             ) from error
-        # Found through the library: with several cache folders, the loader may have bound it to the runtime of another
-        # one, and only that runtime's threads are those the kernels see.
+        # The runtime is found through the library: with several cache folders, the loader may have bound the library to
+        # the runtime of another folder, and the kernels see only the threads of that runtime.
         self._run = self.library.emu_run
         self._run.argtypes = (ctypes.POINTER(Launch), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
         self._run.restype = ctypes.c_int
@@ -91,7 +91,7 @@ class NativeModule:
         flush_subnormals: bool,
         cut_sums: bool,
     ) -> int:
-        """Run the kernel to its end and return the number of thread switches; raise what it did wrong."""
+        """Run the kernel to its end and return the number of thread switches; raise EmulatorError for a fault."""
         with LAUNCH_LOCK:
             launch = Launch(
                 (ctypes.c_uint * 3)(*grid),

@@ -1,4 +1,4 @@
-"""Huge arrays that cost only what is touched."""
+"""Huge arrays that take memory only where they are touched."""
 
 import math
 import mmap

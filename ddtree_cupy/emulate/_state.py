@@ -35,7 +35,7 @@ def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
     DTypeError, ArgumentError
         `seed` is not an integer, or not in 0 <= seed < 2**64; `cut_sums` is not a bool.
     UnsupportedError
-        No C++ compiler, or not Linux; see `available`.
+        There is no C++ compiler, or the system is not Linux; see `available`.
 
     Notes
     -----
@@ -62,7 +62,7 @@ def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
 
 
 def checked_seed(function: str, seed: Any) -> int:
-    """Return `seed` as an int; raise for what is not a schedule."""
+    """Return `seed` as an int; raise for a value that is not a seed."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise DTypeError(f"{function}: `seed` is {seed!r}, expected an integer, 0 <= seed < 2**64")
     if not 0 <= seed < 2**64:

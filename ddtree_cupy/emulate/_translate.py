@@ -1,4 +1,4 @@
-"""Turn CUDA text into text that a C++17 host compiler accepts.
+"""Turn CUDA source into source that a C++17 host compiler accepts.
 
 Three things cannot be done with macros: dynamic shared memory, kernels named `extern "C"` (they may be called like a
 libc function), and the table of exported kernels. Everything else is in `runtime/include`.
@@ -23,12 +23,12 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def blank_comments(code: str) -> str:
-    """Return `code` with comments replaced by spaces, line for line."""
+    """Return `code` with comments replaced by spaces; lines stay where they are."""
     return _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), code)
 
 
 def kernel_names(code: str) -> list[str]:
-    """Return the kernels with C linkage, in order, each once."""
+    """Return the names of the kernels with C linkage, in order, each once."""
     text = blank_comments(code)
     blocks = [(m.start(), _closing_brace(text, m.end())) for m in _EXTERN_BLOCK.finditer(text)]
     names = [
@@ -45,7 +45,7 @@ def shared_alignment(code: str) -> int:
     Raises
     ------
     CompileError
-        An alignment is no number (a macro, a type) or no power of two; the message quotes the declaration.
+        An alignment is not a number (but a macro or a type) or not a power of two; the message quotes the declaration.
     """
     text, wanted = blank_comments(code), [16]
     for declaration in _DYNAMIC.finditer(text):
@@ -63,7 +63,7 @@ def shared_alignment(code: str) -> int:
 
 
 def _place(text: str, position: int) -> str:
-    """Return file and line of a position, as the last `#line` directive before it counts them."""
+    """Return file and line of a position, counted from the last `#line` directive before it."""
     lines = text[:position].split("\n")
     for since, line in enumerate(reversed(lines)):
         if found := _LINE.match(line):
@@ -89,7 +89,7 @@ def translate(code: str, kernels: list[str], *, name: str = "kernel.cu") -> str:
     kernels : list of str
         Names or template expressions, as given to `get_function`.
     name : str
-        File name for messages when `code` carries no `#line` directive of its own.
+        File name for messages if `code` has no `#line` directive.
 
     Raises
     ------

@@ -32,7 +32,7 @@ class EmulatedKernel:
         compare(spec, self.function.parameters)
 
     def check_device(self, array: Any, describe: Callable[[], str]) -> None:
-        """Accept every array: there is one host."""
+        """Accept every array, as there is only one host."""
 
     def launch(self, grid: Dimensions, block: Dimensions, args: tuple[Any, ...], shared_mem: int) -> None:
         """Run the kernel to its end, with the schedule of the enclosing `active` block."""
@@ -40,7 +40,7 @@ class EmulatedKernel:
 
 
 def compare(spec: KernelSpec, parameters: tuple[Parameter, ...]) -> None:
-    """Raise `CompileError` unless the spec's argument table describes the kernel's own C++ parameters."""
+    """Raise `CompileError` unless the argument table of the spec describes the C++ parameters of the kernel."""
     if len(parameters) != len(spec.args):
         raise CompileError(
             f"{spec.label}: the argument table has {len(spec.args)} rows, the kernel takes {len(parameters)}: "
@@ -56,13 +56,13 @@ def _describes(arg: Arg, parameter: Parameter) -> bool:
         return False
     if parameter.is_pointer and parameter.is_const != (arg.role == "input"):
         return False
-    if parameter.dtype is None:  # a struct: by value the size must match, behind a pointer anything goes
+    if parameter.dtype is None:  # a struct: by value the size must match, behind a pointer every array is accepted
         return parameter.is_pointer or parameter.nbytes == arg.numpy_dtype.itemsize
     return parameter.dtype == arg.numpy_dtype
 
 
 def device_key() -> int:
-    """Return what compiled kernels are kept apart by: there is one host."""
+    """Return the key by which compiled kernels are kept apart, always the same, as there is only one host."""
     return -1
 
 

@@ -1,4 +1,4 @@
-"""Every environment variable of the library: one table, one accessor each.
+"""Every environment variable of the library: one table, and one function for each.
 
 Variables are read at the moment they matter, not at import, so a test or a notebook may set them.
 """
@@ -28,8 +28,8 @@ SWITCHES = (
     Switch(
         "DDTREE_CACHE_DIR",
         "`$XDG_CACHE_HOME/ddtree_cupy` or `~/.cache/ddtree_cupy`",
-        "Folder for kernels the emulator has compiled. A temporary folder is used when it cannot be written; one that "
-        "others may write is refused.",
+        "Folder for the kernels that the emulator compiles. If it cannot be written, a temporary folder is used; a "
+        "folder that other users may write is refused.",
     ),
     Switch(
         "DDTREE_CXX",
@@ -62,13 +62,13 @@ def cache_dir() -> Path:
     Returns
     -------
     pathlib.Path
-        Absolute: `DDTREE_CACHE_DIR`, else the user's cache folder; when neither can be written, a folder in the
-        system's temporary folder, the same at every call.
+        An absolute path: `DDTREE_CACHE_DIR`, else the user's cache folder. If that cannot be written, a folder in
+        the temporary folder of the system, the same at every call.
 
     Raises
     ------
     EmulatorError
-        The folder belongs to somebody else, or others may write it: libraries in it would run in this process.
+        The folder belongs to another user, or other users may write it: libraries in it would run in this process.
     """
     chosen = _value("DDTREE_CACHE_DIR")
     try:
@@ -76,7 +76,7 @@ def cache_dir() -> Path:
             wanted = Path(chosen).expanduser()
         else:
             wanted = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddtree_cupy"
-        wanted = Path(os.path.abspath(wanted))  # a compiler would take a path that begins with "-" for an option
+        wanted = Path(os.path.abspath(wanted))  # a compiler would read a path that begins with "-" as an option
         _create(wanted)
         is_writable = os.access(wanted, os.W_OK | os.X_OK)
     except (OSError, RuntimeError):  # RuntimeError: there is no home folder
@@ -94,7 +94,7 @@ def _temporary_cache_dir() -> Path:
         if not shared.is_symlink():
             check_private(shared)
             return shared
-    except (OSError, EmulatorError):  # somebody else's trap
+    except (OSError, EmulatorError):  # it belongs to another user
         pass
     return _folder_of_this_process()
 
@@ -105,7 +105,7 @@ def _folder_of_this_process() -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Return `folder`, created where it is missing; raise `EmulatorError` if it is not this user's alone."""
+    """Return `folder`, created where it is missing; raise `EmulatorError` unless it is private to this user."""
     _create(folder)
     check_private(folder)
     return folder

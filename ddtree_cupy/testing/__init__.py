@@ -1,4 +1,4 @@
-"""How results are compared and inputs are made: for this library's tests and for your own kernels.
+"""Tools that compare results and make inputs, for the tests of this library and for your own kernels.
 
 `compare` and `tolerance` judge results, `poison` makes illegal reads and writes visible, and `strategies` (imported
 by name, since it needs Hypothesis) draws inputs.

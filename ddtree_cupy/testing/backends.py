@@ -1,4 +1,4 @@
-"""One test body, three backends: the same NumPy inputs through the reference, the emulated kernels, and a GPU."""
+"""One test body for three backends: the same NumPy inputs go to the reference, the emulated kernels and a GPU."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -23,9 +23,9 @@ class Backend:
     ----------
     name : {"numpy", "emulate", "cupy"}
     seed : int
-        Schedule of the emulator.
+        The schedule of the emulator.
     cut_sums : bool
-        Whether its matrix instructions cut sums off as tensor cores do; see `emulate.active`.
+        Whether matrix instructions of the emulator cut sums off as tensor cores do; see `emulate.active`.
 
     Examples
     --------
@@ -52,7 +52,7 @@ class Backend:
         return self.get(result), self.get(placed)
 
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call `function` on arrays that are in place already."""
+        """Call `function` on arrays that are on the backend already."""
         if self.name == "emulate":
             with emulate.active(seed=self.seed, cut_sums=self.cut_sums):
                 return function(*args, **options)
@@ -67,7 +67,7 @@ class Backend:
         return _map(value, lambda array: array if isinstance(array, np.ndarray) else array.get())
 
     def fill_pool(self) -> None:
-        """Overwrite free GPU memory with 0xFF (NaN, -1), so that a result no kernel wrote shows; nothing elsewhere."""
+        """Overwrite free GPU memory with 0xFF (NaN, -1), so that unwritten results show; elsewhere do nothing."""
         if self.name != "cupy":
             return
         import cupy

@@ -22,7 +22,7 @@ def _show(array: npt.NDArray[Any], where: Iterable[Any]) -> str:
 
 
 def _different(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return where the bits differ; any NaN equals any NaN."""
+    """Return where the bits differ; every NaN counts as equal to every NaN."""
     width = actual.dtype.itemsize
     if actual.dtype.kind in "biu" or width not in (1, 2, 4, 8):
         return np.asarray(actual != expected)
@@ -50,12 +50,12 @@ def assert_identical(actual: Any, expected: Any, *, name: str = "") -> None:
     actual, expected : array, container, tuple, list, int, str or None
         CuPy arrays are copied to the host.
     name : str
-        Leads the message.
+        The message begins with it.
 
     Raises
     ------
     AssertionError
-        Names the array, how many entries differ, and the first five with both values.
+        Says which array differs, in how many entries, and shows the first five with both values.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def assert_close(
     Parameters
     ----------
     actual : float array
-        What is judged.
+        The result to judge.
     reference : float64 array
         The result computed in float64 throughout.
     baseline : float array
@@ -118,19 +118,19 @@ def assert_close(
     floor : float or array
         From `out_floor` or `lse_floor`.
     name : str
-        Leads the message.
+        The message begins with it.
     widen : float
-        Multiplies all bounds; anything but 1 needs a `reason`.
+        Multiplies all bounds; a value other than 1 needs a `reason`.
     rms_factor : float
-        Multiplies the baseline's RMS; 1.25 for kernels that do nothing worse than the baseline. More than 2 needs a
-        `reason`.
+        Multiplies the RMS of the baseline; 1.25 for kernels whose arithmetic is as good as that of the baseline. A
+        value above 2 needs a `reason`.
     reason : str
         Why the rule is widened; part of the message.
 
     Raises
     ------
     AssertionError
-        Names the worst coordinates and the values there.
+        Shows the worst coordinates and the values there.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def _against(error: float, allowed: float) -> str:
 
 
 def _check_places(name: str, actual: npt.NDArray[Any], reference: npt.NDArray[Any]) -> None:
-    """Raise unless NaN, +inf and -inf stand at the same places."""
+    """Raise unless NaN, +inf and -inf are at the same places."""
     values = actual.astype(np.float64)
     both_finite = np.isfinite(values) & np.isfinite(reference)
     same = both_finite | (values == reference) | (np.isnan(values) & np.isnan(reference))

@@ -1,4 +1,4 @@
-"""Make illegal reads and writes visible: NaN where nothing may read, canaries where nothing may write."""
+"""Make illegal reads and writes visible: NaN in memory that must not be read, canaries where nothing may be written."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,14 +19,14 @@ Masked = TypeVar("Masked", DraftTree, Visibility)
 
 
 def reachable_rows(kv: PagedKV, num_rows: Any = 0) -> npt.NDArray[np.bool_]:
-    """Return bool (P, page_size): rows of some request's positions 0 .. context_len + num_rows - 1.
+    """Return bool (P, page_size): which rows hold a position 0 .. context_len + num_rows - 1 of any request.
 
     Parameters
     ----------
     kv : PagedKV
         NumPy arrays; entries of the page table outside the pool are never followed.
     num_rows : int or int array, shape ([B])
-        Rows after the context that count as well, e.g. the keys of the tree's nodes.
+        Rows after the context that count too, such as the keys of tree nodes.
     """
     page_size = kv.page_size
     used = np.zeros(kv.ckv.shape[:2], bool)
@@ -61,12 +61,12 @@ def poison_padding(tree: Masked, *, seed: int = 0) -> Masked:
 
 
 class GuardedArray:
-    """An array between two canary zones, to be given as `out=`.
+    """An array between two canary zones, to be passed as `out=`.
 
     Attributes
     ----------
     array : array
-        Uninitialised memory is filled with the canary byte, too, so unwritten entries can be found.
+        It is filled with the canary byte as well, so that unwritten entries can be found.
 
     Examples
     --------

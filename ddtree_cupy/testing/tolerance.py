@@ -1,4 +1,4 @@
-"""The float rule: how far a kernel may be from the float64 reference, measured by what NumPy itself loses.
+"""The float rule: how far a kernel may be from the float64 reference, measured by the error of NumPy itself.
 
 With baseline = the reference's formula in the kernel's precision, rounded to the kernel's dtype:
 
@@ -6,20 +6,21 @@ With baseline = the reference's formula in the kernel's precision, rounded to th
     rms (kernel - ref64) <= rms_factor rms (baseline - ref64) + floor / 4
     |bias (kernel)|      <= max(2 |bias (baseline)|, 1.5 spread) + 1/8             float16 and bfloat16 alone
 
-over the finite entries; shape, dtype and the places of NaN, +inf and -inf must be equal first. A floor is what the
-last rounding alone may cost; roundings average out, so the RMS has a quarter of it. `rms_factor` is 2, or 1.25 for
-kernels that do nothing worse than the baseline.
+over the finite entries; before that, shape, dtype and the places of NaN, +inf and -inf must be equal. A floor is the
+error that the last rounding alone may cause; roundings average out, so the RMS has a quarter of it. `rms_factor` is 2,
+or 1.25 for kernels whose arithmetic is as good as that of the baseline.
 
 The bias is the mean error away from zero in ulps: with u the ulp of dtype at |ref64|,
 
     bias = sum of sign(ref64) (x - ref64) / sum of u        spread = sqrt(sum of u^2) / sum of u
 
-Rounding to nearest has a bias of 0 give or take 0.29 spread, truncation one of -0.5, which the other two inequalities
-let through. The spread is 1 / sqrt(n) for n entries of one size, so truncation shows from about 30 entries on.
+Rounding to nearest has a bias of 0 with a standard deviation of 0.29 spread. Truncation has a bias of -0.5, which the
+other two inequalities do not catch. The spread is 1 / sqrt(n) for n entries of one size, so truncation shows from about
+30 entries on.
 
-No bound grows with the array. None grows with the length of sums either, provided that the baseline makes long sums of
-short ones, as kernels must: of at most 1,024 terms. Tensor cores cut sums off toward zero, which neither averages out
-nor is an error of the kernel: the baseline of such a kernel takes its products from `tensor_core_matmul`.
+No bound grows with the array. None grows with the length of sums either, provided that the baseline adds long sums from
+sums of at most 1,024 terms, as kernels must. Tensor cores cut sums off toward zero. That error does not average out,
+and the kernel cannot avoid it, so the baseline of such a kernel takes its products from `tensor_core_matmul`.
 """
 
 from dataclasses import dataclass
@@ -33,12 +34,12 @@ __all__ = ["Judgement", "judge", "lse_floor", "out_floor", "tensor_core_matmul"]
 
 _UNIT = 2.0**-24  # half an ulp of 1 in float32
 _PRODUCTS_OF_A_STEP = 16
-_PRODUCTS_AT_ONCE = 1 << 13  # of one of these 16, so that they stay in a cache
+_PRODUCTS_AT_ONCE = 1 << 13  # for each of 16 terms, so that they stay in a cache
 _KEPT_BITS = 24 + 2
 
 
 def _largest(array: Any) -> float:
-    """Return the largest finite magnitude, 0 for none."""
+    """Return the largest finite magnitude; 0 if there is none."""
     values = np.abs(np.asarray(array).astype(np.float64))
     return float(values[np.isfinite(values)].max(initial=0.0))
 
@@ -52,7 +53,7 @@ def out_floor(dtype: npt.DTypeLike, reference: Any, ckv: Any) -> float:
     Parameters
     ----------
     dtype : dtype
-        What the kernel writes.
+        The dtype that the kernel writes.
     reference : float64 array
         The float64 result.
     ckv : float array
@@ -99,8 +100,8 @@ def tensor_core_matmul(left: Any, right: Any) -> npt.NDArray[np.float32]:
     """Multiply matrices of float16 or bfloat16 as tensor cores of sm_90 do: float32, sums cut off toward zero.
 
     Sixteen products at a time are added to the accumulator. All 17 numbers are aligned to the largest exponent among
-    them, that of a product being the sum of its factors' exponents; 24 + 2 bits of each are kept, the others dropped,
-    and the sum is stored toward zero. A kernel that splits the dimensions adds several such products.
+    them, where a product has the sum of the exponents of its factors. 24 + 2 bits of each are kept, the others dropped,
+    and the sum is rounded toward zero. A kernel that splits the dimensions adds several such products.
 
     Parameters
     ----------
@@ -114,8 +115,8 @@ def tensor_core_matmul(left: Any, right: Any) -> npt.NDArray[np.float32]:
 
     Notes
     -----
-    Source: Fasi et al., doi 10.7717/peerj-cs.330, on Volta to Ampere; Khattak and Mikaitis, arXiv 2512.07004, whose
-    model of the H200 this is; own measurements on an H200 agree. sm_80 and sm_86 take eight products at a time.
+    Source: Fasi et al., doi 10.7717/peerj-cs.330, on Volta to Ampere; Khattak and Mikaitis, arXiv 2512.07004, for
+    the model of the H200; own measurements on an H200 agree. sm_80 and sm_86 take eight products at a time.
 
     Examples
     --------
@@ -157,16 +158,16 @@ def _exponents(values: npt.NDArray[np.float64], least: int) -> npt.NDArray[np.in
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the float rule says about one array.
+    """The result of the float rule for one array.
 
     Attributes
     ----------
     max_error, max_allowed : float
-        Largest excess is judged entry by entry; these are the values at the worst entry.
+        The values at the entry that exceeds its own bound the most.
     rms_error, rms_allowed : float
-        Over the finite entries.
+        Taken over the finite entries.
     bias, bias_allowed : float
-        Mean error away from zero in ulps, and the largest magnitude of it; 0 for all but 16-bit floats.
+        Mean error away from zero in ulps, and the largest magnitude that it may have; 0 except for 16-bit floats.
     worst : list of tuple of int
         Coordinates of the largest errors beyond their bound, worst first, at most five.
     """
@@ -202,7 +203,7 @@ def judge(
     Parameters
     ----------
     actual, baseline : float array
-        What is judged, and NumPy's result in the kernel's precision, rounded to the kernel's dtype.
+        The result to judge; NumPy's result in the precision of the kernel, rounded to the dtype of the kernel.
     reference : float64 array
         The same result computed in float64 throughout.
     floor : float or array that broadcasts to `actual`
@@ -210,7 +211,7 @@ def judge(
     widen : float
         Multiplies all bounds.
     rms_factor : float
-        Multiplies the baseline's RMS.
+        Multiplies the RMS of the baseline.
 
     Examples
     --------

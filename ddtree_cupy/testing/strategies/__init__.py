@@ -1,7 +1,7 @@
 """Hypothesis strategies for the library's inputs; names are plural nouns, bounds are keyword-only and checked.
 
-Hypothesis draws the structure (sizes near word and page edges, shapes of trees, dtypes, strides) and a seed;
-NumPy's Generator fills the arrays from that seed. No value is a float32 subnormal.
+Hypothesis draws the structure (sizes near word and page edges, shapes of trees, dtypes, strides) and a seed. NumPy's
+Generator fills the arrays from that seed. No value is a float32 subnormal.
 """
 
 from ddtree_cupy.testing.strategies.caches import RaggedBatch, paged_caches, ragged_batches

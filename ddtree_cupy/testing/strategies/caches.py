@@ -18,7 +18,7 @@ _ABSURD = (-(2**31), -2, 2**30, 2**31 - 1)
 
 
 def _lengths(page_size: int, low: int, high: int) -> st.SearchStrategy[int]:
-    """Draw context lengths, often one beside a page edge."""
+    """Draw context lengths, often one next to a page edge."""
     edges = sorted({n + d for n in (0, page_size, 2 * page_size) for d in (-1, 0, 1)})
     edges = [n for n in edges if low <= n <= high]
     return st.integers(low, high) | st.sampled_from(edges) if edges else st.integers(low, high)
@@ -107,23 +107,23 @@ def paged_caches(
     Parameters
     ----------
     num_rows : int or int array, shape ([B]), optional
-        Rows each request has after its context (the keys of its tree); fixes B and whether axis B is there.
-        Drawn up to `max_rows` when None.
+        Rows of each request after its context (the keys of its tree). They decide B, and whether there is an axis B.
+        If None, they are drawn up to `max_rows`.
     batched : bool, optional
-        Whether the tables have axis B, both when None; only without `num_rows`.
+        Whether the tables have axis B; None draws both. Only without `num_rows`.
     min_batch, max_batch, max_rows, min_context, max_context : int
-        Bounds, inclusive; contexts beside page edges are frequent.
+        Bounds, inclusive; contexts next to page edges are frequent.
     page_sizes, head_dims, dtypes : sequence
-        What to choose from; `head_dims` are pairs (C, R).
+        The values to choose from; `head_dims` are pairs (C, R).
     combined : bool, optional
-        Whether `ckv` and `kpe` are slices of one buffer (perhaps with a gap of NaN); both when None.
+        Whether `ckv` and `kpe` are slices of one buffer (perhaps with a gap of NaN); None draws both.
     shared_prefix : bool, optional
-        Whether pages that lie inside every context are shared by all requests; both when None.
+        Whether all requests share the pages that lie inside every context; None draws both.
     max_spare_pages : int
         Pages that belong to no request.
     unused_pages : {"spare", "none", "absurd"}
-        What table entries past the last row hold: a spare (poisoned) page or -1; always -1; or ids that no pool
-        has, which `validate()` rejects but a kernel must never follow.
+        The table entries past the last row: a spare (poisoned) page or -1; always -1; or ids outside every pool,
+        which `validate()` rejects and a kernel must never follow.
     poison : bool
         Whether unreachable rows are NaN.
     """

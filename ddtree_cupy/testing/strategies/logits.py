@@ -87,21 +87,21 @@ def draft_logits(
     Parameters
     ----------
     batched : bool, optional
-        Whether axis B is there; both when None.
+        Whether there is an axis B; None draws both.
     min_batch, max_batch, min_draft_len, max_draft_len, min_vocab, max_vocab : int
-        Bounds of B, L and V, inclusive; V beside 32, 64 and 128 is frequent.
+        Bounds of B, L and V, inclusive; V next to 32, 64 and 128 is frequent.
     dtypes : sequence of str
         Some of float32, float16, bfloat16, float64.
     ties : {"any", "distinct", "tied"}
         "distinct": no two logits of a row are equal (V up to 256 in every dtype); "tied": a coarse grid of at most
         five values with zeros of both signs; "any": both, and normal deviates.
     minus_inf : bool
-        Whether rows may hold -inf, also whole rows.
+        Whether rows may hold -inf, also in all entries.
     non_finite : bool
         Whether rows may hold NaN and +inf.
     strided : bool, optional
-        Whether the rows are slices of longer ones (last axis contiguous, as kernels require); both when None. Arrays
-        are C-contiguous otherwise.
+        Whether the rows are slices of longer ones (last axis contiguous, as kernels require); None draws both. Other
+        arrays are C-contiguous.
     """
     name = "draft_logits"
     check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
@@ -159,14 +159,14 @@ def candidate_tables(
 ) -> st.SearchStrategy[Candidates]:
     """Draw valid Candidates directly, half of them on a coarse grid where whole paths tie.
 
-    The lse is any number not below the row's best logit, so that scores never rise along a path.
+    The lse is any number that is not below the best logit of the row, so scores never rise along a path.
 
     Parameters
     ----------
     batched : bool, optional
-        Whether axis B is there; both when None.
+        Whether there is an axis B; None draws both.
     min_batch, max_batch, min_draft_len, max_draft_len, min_width, max_width : int
-        Bounds of B, L and K, inclusive; K beside 32 and 64 is frequent.
+        Bounds of B, L and K, inclusive; K next to 32 and 64 is frequent.
     dtypes : sequence of str
         Of logits and lse: float32, float64 or both.
     bad_rows : bool

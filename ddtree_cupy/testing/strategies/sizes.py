@@ -1,4 +1,4 @@
-"""Sizes, seeds and dtypes: what the other strategies draw first."""
+"""Sizes, seeds and dtypes, which the other strategies draw first."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ DTYPES = {
     "float64": np.dtype(np.float64),
 }
 
-_EDGES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129)  # beside visibility words, warps and tiles
+_EDGES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129)  # next to the sizes of visibility words, warps and tiles
 
 
 def check_bounds(function: str, low_name: str, low: Any, high_name: str, high: Any, *, at_least: int) -> None:
@@ -49,19 +49,19 @@ def seeds() -> st.SearchStrategy[int]:
 
 
 def flags(value: bool | None) -> st.SearchStrategy[bool]:
-    """Draw `value`, or both truth values for None."""
+    """Draw `value`; for None both True and False."""
     return st.booleans() if value is None else st.just(value)
 
 
 def sizes(low: int, high: int) -> st.SearchStrategy[int]:
-    """Draw sizes in low..high, often one beside 32, 64 or 128."""
+    """Draw sizes in low..high, often one next to 32, 64 or 128."""
     edges = [size for size in _EDGES if low <= size <= high]
     anything = st.integers(low, high)
     return anything | st.sampled_from(edges) if edges else anything
 
 
 def node_counts(*, min_nodes: int = 1, max_nodes: int = 129) -> st.SearchStrategy[int]:
-    """Draw numbers of nodes, often one beside a multiple of 32 (the visibility word).
+    """Draw numbers of nodes, often one next to a multiple of 32 (the visibility word).
 
     Parameters
     ----------

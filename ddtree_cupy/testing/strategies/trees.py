@@ -1,4 +1,4 @@
-"""Draft trees of every shape, and visibility matrices without any."""
+"""Draft trees of every shape, and arbitrary visibility matrices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ _SHAPES = ("chain", "star", "comb", "binary", "last_parent", "bushy", "deep", "r
 
 
 def _parents(shape: str, count: int, random: np.random.Generator) -> list[int]:
-    """Return parents of one tree; "comb" is a chain with one leaf a link."""
+    """Return parents of one tree; "comb" is a chain whose every link has one leaf."""
     rules: dict[str, Callable[[int], int]] = {
         "chain": lambda i: i - 1,
         "star": lambda i: 0,
@@ -44,7 +44,7 @@ def parent_arrays(
     Parameters
     ----------
     min_nodes, max_nodes : int
-        Bounds of N, inclusive; sizes beside multiples of 32 are frequent.
+        Bounds of N, inclusive; sizes next to multiples of 32 are frequent.
     shapes : tuple of str
         Some of chain, star, comb, binary, last_parent, bushy, deep, random.
     """
@@ -57,7 +57,7 @@ def parent_arrays(
 
 
 def _tokens(parents: npt.NDArray[np.int32], vocab: int, random: np.random.Generator) -> npt.NDArray[np.int32]:
-    """Return tokens with distinct siblings; cousins share them often, id 0 included."""
+    """Return tokens with distinct siblings; cousins often have the same token, which may be 0."""
     tokens = np.zeros(len(parents), np.int32)
     tokens[:1] = random.integers(0, vocab)
     for parent in np.unique(parents[1:]):
@@ -121,7 +121,7 @@ def draft_trees(
     Parameters
     ----------
     batched : bool, optional
-        Whether axis B is there; both when None.
+        Whether there is an axis B; None draws both.
     min_batch, max_batch, min_nodes, max_nodes : int
         Bounds of B and of the nodes of an active request, inclusive; capacity is at most `max_nodes`.
     vocab : int
@@ -129,7 +129,7 @@ def draft_trees(
     inactive : bool
         Whether requests may have num_nodes 0.
     path_scores : bool
-        Whether scores are there (never rising along a path); None otherwise.
+        Whether there are scores (never rising along a path); otherwise they are None.
     """
     name = "draft_trees"
     check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
