@@ -31,18 +31,20 @@ def read_only(array):
     return copy
 
 
-def rejections(*tables):
-    """Return the rows (name, value, error) of tables {name: {error: [value, ...]}}, to parametrize a test with.
+def rejections(tables_of):
+    """Parametrize a test by (function, name, value, error), from {function: [{name: {error: [value, ...]}}, ...]}.
 
     A name with a dot is a field of a container, as in `kv.page_table`.
     """
-    return [
-        pytest.param(name, value, error, id=f"{name}-{error.__name__}-{number}")
+    rows = [
+        pytest.param(function, name, value, error, id=f"{function.__name__}-{name}-{error.__name__}-{number}")
+        for function, tables in tables_of.items()
         for table in tables
         for name, values_of in table.items()
         for error, values in values_of.items()
         for number, value in enumerate(values)
     ]
+    return pytest.mark.parametrize(("function", "name", "value", "error"), rows)
 
 
 def assert_rejects(function, arguments, name, value, error, words=None):

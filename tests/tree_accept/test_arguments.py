@@ -77,19 +77,16 @@ OF_COMMIT = {
     "kv.ckv": {DTypeError: [KV.ckv.astype(np.int32)]},
     "kv.kpe": {ShapeError: [KV.kpe.reshape(-1, 16), KV.kpe[:1]]},
 }
-TABLE = [
-    pytest.param(function, *row.values, id=f"{function.__name__}-{row.id}")
-    for function, tables in {
+
+
+@rejections(
+    {
         greedy_targets: (OF_LOGITS,),
         sample_targets: (OF_LOGITS, OF_SAMPLING),
         accept: (OF_ACCEPT,),
         commit_kv: (OF_COMMIT,),
-    }.items()
-    for row in rejections(*tables)
-]
-
-
-@pytest.mark.parametrize(("function", "name", "value", "error"), TABLE)
+    }
+)
 def test_tree_accept_rejects(function, name, value, error):
     assert_rejects(function, ARGUMENTS[function], name, value, error)
 

@@ -98,19 +98,16 @@ OF_LSE = {
     "base": {DDTreeError: [1.0, -2.0, "3", NAN]},
     "empty": {DDTreeError: ["-inf", NAN, None]},
 }
-TABLE = [
-    pytest.param(function, *row.values, id=f"{function.__name__}-{row.id}")
-    for function, tables in {
+
+
+@rejections(
+    {
         tree_attention: (OF_QUERIES, OF_TREE, OF_CACHE),
         write_kv: (OF_ROWS,),
         merge_states: (OF_STATES,),
         convert_lse: (OF_LSE,),
-    }.items()
-    for row in rejections(*tables)
-]
-
-
-@pytest.mark.parametrize(("function", "name", "value", "error"), TABLE)
+    }
+)
 def test_tree_attention_rejects(function, name, value, error):
     assert_rejects(function, ARGUMENTS[function], name, value, error)
 

@@ -78,19 +78,16 @@ CHOOSE = {
         ArgumentError: [[1.0, 0.0], [1.0, -1.0], [1.0, NAN], [1.0, INF], lambda n: -1.0],
     },
 }
-TABLE = [
-    pytest.param(function, *row.values, id=f"{function.__name__}-{row.id}")
-    for function, tables in {
+
+
+@rejections(
+    {
         top_candidates: (DRAFT_LOGITS, K),
         best_first_tree: (CANDIDATES, OPTIONS),
         build_tree: (DRAFT_LOGITS, OPTIONS),
         choose_budget: (CHOOSE,),
-    }.items()
-    for row in rejections(*tables)
-]
-
-
-@pytest.mark.parametrize(("function", "name", "value", "error"), TABLE)
+    }
+)
 def test_tree_build_rejects(function, name, value, error):
     out = {"out": OUT[function]} if function in OUT else {}
     assert_rejects(function, {**ARGUMENTS[function], **out}, name, value, error)

@@ -11,7 +11,7 @@ from hypothesis.errors import InvalidArgument
 
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
 from ddtree_cupy.testing.poison import poison_spare_rows
-from ddtree_cupy.testing.strategies.sizes import check_bounds, check_choice, check_dtypes, flags, seeds
+from ddtree_cupy.testing.strategies.sizes import batch_axes, check_bounds, check_choice, check_dtypes, flags, seeds
 from ddtree_cupy.testing.strategies.trees import draft_trees, visibilities
 
 _ABSURD = (-(2**31), -2, 2**30, 2**31 - 1)
@@ -67,11 +67,10 @@ def _pool(draw: Any, num_pages: int, page_size: int, bounds: dict[str, Any], dty
 def _paged_caches(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> PagedKV:
     num_rows = bounds["num_rows"]
     if num_rows is None:
-        batched = draw(flags(bounds["batched"]))
-        batch = draw(st.integers(bounds["min_batch"], bounds["max_batch"])) if batched else 1
-        rows = [draw(st.integers(0, bounds["max_rows"])) for _ in range(batch)]
+        axes = batch_axes(draw, bounds)
+        rows = [draw(st.integers(0, bounds["max_rows"])) for _ in range(axes[0] if axes else 1)]
     else:
-        batched = np.ndim(num_rows) == 1
+        axes = np.shape(num_rows)
         rows = [int(count) for count in np.atleast_1d(num_rows)]
     page_size = draw(st.sampled_from(bounds["page_sizes"]))
     lens = [draw(_lengths(page_size, bounds["min_context"], bounds["max_context"])) for _ in rows]
@@ -81,7 +80,7 @@ def _paged_caches(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> Paged
     kv = PagedKV(ckv, kpe, table, np.array(lens, np.int32))
     if bounds["poison"]:
         poison_spare_rows(kv, rows)
-    return kv if batched else kv.without_batch()
+    return kv if axes else kv.without_batch()
 
 
 def paged_caches(
@@ -127,17 +126,14 @@ def paged_caches(
     poison : bool
         Whether unreachable rows are NaN.
     """
+    bounds = dict(locals())
     name = "paged_caches"
-    check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
-    check_bounds(name, "min_context", min_context, "max_context", max_context, at_least=0)
-    check_bounds(name, "max_rows", max_rows, "max_rows", max_rows, at_least=0)
-    check_bounds(name, "max_spare_pages", max_spare_pages, "max_spare_pages", max_spare_pages, at_least=0)
+    check_bounds(name, bounds, batch=0, context=0, rows=0, spare_pages=0)
     check_choice(name, "unused_pages", unused_pages, ("spare", "none", "absurd"))
     if not page_sizes or min(page_sizes) < 1 or not head_dims or min(map(min, head_dims)) < 1:
         raise InvalidArgument(f"{name}: `page_sizes` and `head_dims` need entries, all at least 1")
     if num_rows is not None and (np.ndim(num_rows) > 1 or np.any(np.asarray(num_rows) < 0)):
         raise InvalidArgument(f"{name}: `num_rows` is {num_rows!r}, expected counts of shape () or (batch,)")
-    bounds = dict(locals())
     return _paged_caches(bounds, check_dtypes(name, dtypes))
 
 
@@ -177,18 +173,11 @@ def ragged_batches(
     **cache_bounds
         Passed to `paged_caches`, e.g. `page_sizes`.
     """
+    bounds = {name: value for name, value in locals().items() if name not in ("kind", "cache_bounds")}
     check_choice("ragged_batches", "kind", kind, ("any", "tree", "visibility"))
     clash = {"num_rows", "max_rows"} & set(cache_bounds)
     if clash:
         raise InvalidArgument(f"ragged_batches: `{clash.pop()}` follows from the trees")
-    bounds: dict[str, Any] = {
-        "batched": batched,
-        "min_batch": min_batch,
-        "max_batch": max_batch,
-        "min_nodes": min_nodes,
-        "max_nodes": max_nodes,
-        "inactive": inactive,
-    }
     made = {"tree": draft_trees(**bounds), "visibility": visibilities(**bounds)}
     trees = st.one_of(*made.values()) if kind == "any" else made[kind]
     paged_caches(num_rows=0, **cache_bounds)  # reports a bad bound here, not while drawing

@@ -8,9 +8,16 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from ddtree_cupy.containers import Candidates
-from ddtree_cupy.testing.strategies.sizes import check_bounds, check_choice, check_dtypes, flags, seeds, sizes
+from ddtree_cupy.testing.strategies.sizes import (
+    batch_axes,
+    check_bounds,
+    check_choice,
+    check_dtypes,
+    flags,
+    seeds,
+    sizes,
+)
 
-_KINDS = ("distinct", "tied", "any")
 _TINY = 2.0**-14  # the smallest normal float16, so no dtype gets a subnormal
 
 
@@ -37,7 +44,7 @@ def _tied_rows(random: np.random.Generator, shape: tuple[int, ...], dtype: Any) 
 
 @st.composite
 def _draft_logits(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> npt.NDArray[Any]:
-    lead = (draw(st.integers(bounds["min_batch"], bounds["max_batch"])),) if draw(flags(bounds["batched"])) else ()
+    lead = batch_axes(draw, bounds)
     draft_len = draw(st.integers(bounds["min_draft_len"], bounds["max_draft_len"]))
     shape = (*lead, draft_len, draw(sizes(bounds["min_vocab"], bounds["max_vocab"])))
     dtype = draw(st.sampled_from(dtypes))
@@ -103,20 +110,17 @@ def draft_logits(
         Whether the rows are slices of longer ones (last axis contiguous, as kernels require); None draws both. Other
         arrays are C-contiguous.
     """
-    name = "draft_logits"
-    check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
-    check_bounds(name, "min_draft_len", min_draft_len, "max_draft_len", max_draft_len, at_least=0)
-    check_bounds(name, "min_vocab", min_vocab, "max_vocab", max_vocab, at_least=1)
-    check_choice(name, "ties", ties, _KINDS)
-    if ties == "distinct":
-        check_bounds(name, "min_vocab", min_vocab, "max_vocab", min(max_vocab, 256), at_least=1)
     bounds = dict(locals())
-    return _draft_logits(bounds, check_dtypes(name, dtypes))
+    check_bounds("draft_logits", bounds, batch=0, draft_len=0, vocab=1)
+    check_choice("draft_logits", "ties", ties, ("distinct", "tied", "any"))
+    if ties == "distinct":
+        check_bounds("draft_logits", {"min_vocab": min_vocab, "max_vocab": min(max_vocab, 256)}, vocab=1)
+    return _draft_logits(bounds, check_dtypes("draft_logits", dtypes))
 
 
 @st.composite
 def _candidate_tables(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> Candidates:
-    lead = (draw(st.integers(bounds["min_batch"], bounds["max_batch"])),) if draw(flags(bounds["batched"])) else ()
+    lead = batch_axes(draw, bounds)
     draft_len = draw(st.integers(bounds["min_draft_len"], bounds["max_draft_len"]))
     width = draw(sizes(bounds["min_width"], bounds["max_width"]))
     dtype = draw(st.sampled_from(dtypes))
@@ -172,11 +176,8 @@ def candidate_tables(
     bad_rows : bool
         Whether a row may stand for one that held NaN or +inf (ids -1, logits -inf, lse NaN).
     """
-    name = "candidate_tables"
-    check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
-    check_bounds(name, "min_draft_len", min_draft_len, "max_draft_len", max_draft_len, at_least=0)
-    check_bounds(name, "min_width", min_width, "max_width", max_width, at_least=0)
-    for dtype in dtypes:
-        check_choice(name, "dtypes", dtype, ("float32", "float64"))
     bounds = dict(locals())
-    return _candidate_tables(bounds, check_dtypes(name, dtypes))
+    check_bounds("candidate_tables", bounds, batch=0, draft_len=0, width=0)
+    for dtype in dtypes:
+        check_choice("candidate_tables", "dtypes", dtype, ("float32", "float64"))
+    return _candidate_tables(bounds, check_dtypes("candidate_tables", dtypes))

@@ -18,15 +18,23 @@ DTYPES = {
 _EDGES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129)  # next to the sizes of visibility words, warps and tiles
 
 
-def check_bounds(function: str, low_name: str, low: Any, high_name: str, high: Any, *, at_least: int) -> None:
-    """Raise InvalidArgument unless at_least <= low <= high, both integers."""
-    for name, value in ((low_name, low), (high_name, high)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidArgument(f"{function}: `{name}` is {value!r}, expected an integer")
-    if not at_least <= low <= high:
-        raise InvalidArgument(
-            f"{function}: `{low_name}`={low} and `{high_name}`={high}, expected {at_least} <= {low_name} <= {high_name}"
-        )
+def check_bounds(function: str, bounds: dict[str, Any], **least: int) -> None:
+    """Raise InvalidArgument unless every size in `least` has integer bounds, least <= min_size <= max_size.
+
+    A size without `min_size` has the one bound `max_size`, or stands for itself.
+    """
+    for size, at_least in least.items():
+        high_name = f"max_{size}" if f"max_{size}" in bounds else size
+        low_name = f"min_{size}" if f"min_{size}" in bounds else high_name
+        low, high = bounds[low_name], bounds[high_name]
+        for name, value in ((low_name, low), (high_name, high)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidArgument(f"{function}: `{name}` is {value!r}, expected an integer")
+        if not at_least <= low <= high:
+            raise InvalidArgument(
+                f"{function}: `{low_name}`={low} and `{high_name}`={high}, "
+                f"expected {at_least} <= {low_name} <= {high_name}"
+            )
 
 
 def check_dtypes(function: str, dtypes: Sequence[str]) -> list["np.dtype[Any]"]:
@@ -53,6 +61,12 @@ def flags(value: bool | None) -> st.SearchStrategy[bool]:
     return st.booleans() if value is None else st.just(value)
 
 
+def batch_axes(draw: Any, bounds: dict[str, Any]) -> tuple[int, ...]:
+    """Draw (batch,), or () for inputs without that axis."""
+    batched = draw(flags(bounds["batched"]))
+    return (draw(st.integers(bounds["min_batch"], bounds["max_batch"])),) if batched else ()
+
+
 def sizes(low: int, high: int) -> st.SearchStrategy[int]:
     """Draw sizes in low..high, often one next to 32, 64 or 128."""
     edges = [size for size in _EDGES if low <= size <= high]
@@ -68,5 +82,5 @@ def node_counts(*, min_nodes: int = 1, max_nodes: int = 129) -> st.SearchStrateg
     min_nodes, max_nodes : int
         Bounds, both inclusive.
     """
-    check_bounds("node_counts", "min_nodes", min_nodes, "max_nodes", max_nodes, at_least=0)
+    check_bounds("node_counts", locals(), nodes=0)
     return sizes(min_nodes, max_nodes)

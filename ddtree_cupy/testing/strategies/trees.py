@@ -1,6 +1,7 @@
 """Draft trees of every shape, and arbitrary visibility matrices."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddtree_cupy.containers import DraftTree, Visibility
 from ddtree_cupy.testing.poison import poison_padding
-from ddtree_cupy.testing.strategies.sizes import check_bounds, check_choice, flags, node_counts, seeds
+from ddtree_cupy.testing.strategies.sizes import batch_axes, check_bounds, check_choice, node_counts, seeds
 
 _SHAPES = ("chain", "star", "comb", "binary", "last_parent", "bushy", "deep", "random")
 
@@ -48,7 +49,7 @@ def parent_arrays(
     shapes : tuple of str
         Some of chain, star, comb, binary, last_parent, bushy, deep, random.
     """
-    check_bounds("parent_arrays", "min_nodes", min_nodes, "max_nodes", max_nodes, at_least=1)
+    check_bounds("parent_arrays", locals(), nodes=1)
     if not shapes:
         check_choice("parent_arrays", "shapes", shapes, _SHAPES)
     for shape in shapes:
@@ -67,23 +68,22 @@ def _tokens(parents: npt.NDArray[np.int32], vocab: int, random: np.random.Genera
     return tokens
 
 
-def _ragged_counts(draw: Any, low: int, high: int, batch: int, inactive: bool) -> list[int]:
-    sizes = node_counts(min_nodes=max(low, 1), max_nodes=max(high, 1))
-    return [0 if inactive and draw(st.integers(0, 4)) == 4 else draw(sizes) for _ in range(batch)]
+def _ragged_counts(draw: Any, bounds: dict[str, Any]) -> tuple[bool, list[int]]:
+    """Return whether there is a batch axis, and the number of nodes of each request."""
+    axes = batch_axes(draw, bounds)
+    sizes = node_counts(min_nodes=bounds["min_nodes"], max_nodes=bounds["max_nodes"])
+    batch = axes[0] if axes else 1
+    return bool(axes), [0 if bounds["inactive"] and draw(st.integers(0, 4)) == 4 else draw(sizes) for _ in range(batch)]
 
 
 @st.composite
 def _draft_trees(draw: Any, bounds: dict[str, Any]) -> DraftTree:
-    batched = draw(flags(bounds["batched"]))
-    batch = draw(st.integers(bounds["min_batch"], bounds["max_batch"])) if batched else 1
-    low, high = bounds["min_nodes"], bounds["max_nodes"]
-    counts = _ragged_counts(draw, low, high, batch, bounds["inactive"])
-    capacity = max(
-        1, draw(st.integers(max(counts, default=1), high)) if draw(st.booleans()) else max(counts, default=1)
-    )
+    batched, counts = _ragged_counts(draw, bounds)
+    capacity = max([1, *counts])
+    if draw(st.booleans()):
+        capacity = draw(st.integers(capacity, bounds["max_nodes"]))
     random = np.random.default_rng(draw(seeds()))
-    token_ids = np.full((batch, capacity), -1, np.int32)
-    parents = np.full((batch, capacity), -1, np.int32)
+    token_ids, parents = np.full((2, len(counts), capacity), -1, np.int32)
     for request, count in enumerate(counts):
         one = np.array(_parents(draw(st.sampled_from(_SHAPES)), count, random), np.int32)
         parents[request, :count] = one
@@ -101,8 +101,7 @@ def _with_scores(tree: DraftTree, random: np.random.Generator, tied: bool) -> Dr
         for node in range(count):
             parent = tree.parents[request, node]
             scores[request, node] = scores[request, parent] - steps[request, node] if node else 0.0
-    arrays = {name: getattr(tree, name) for name in tree.__dataclass_fields__}
-    return DraftTree(**{**arrays, "path_scores": scores})
+    return replace(tree, path_scores=scores)
 
 
 def draft_trees(
@@ -131,23 +130,18 @@ def draft_trees(
     path_scores : bool
         Whether there are scores (never rising along a path); otherwise they are None.
     """
-    name = "draft_trees"
-    check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
-    check_bounds(name, "min_nodes", min_nodes, "max_nodes", max_nodes, at_least=1)
-    check_bounds(name, "vocab", vocab, "vocab", vocab, at_least=1)
-    return _draft_trees(dict(locals()))
+    bounds = dict(locals())
+    check_bounds("draft_trees", bounds, batch=0, nodes=1, vocab=1)
+    return _draft_trees(bounds)
 
 
 @st.composite
 def _visibilities(draw: Any, bounds: dict[str, Any]) -> Visibility:
-    batched = draw(flags(bounds["batched"]))
-    batch = draw(st.integers(bounds["min_batch"], bounds["max_batch"])) if batched else 1
-    low, high = bounds["min_nodes"], bounds["max_nodes"]
-    counts = _ragged_counts(draw, low, high, batch, bounds["inactive"])
-    capacity = draw(st.integers(max([*counts, 1]), high))
+    batched, counts = _ragged_counts(draw, bounds)
+    capacity = draw(st.integers(max([1, *counts]), bounds["max_nodes"]))
     density = draw(st.sampled_from([0.5, 0.0, 1.0, 0.05, 0.95]))
     seed = draw(seeds())
-    dense = np.random.default_rng(seed).random((batch, capacity, capacity)) < density
+    dense = np.random.default_rng(seed).random((len(counts), capacity, capacity)) < density
     found = Visibility.from_dense(dense, np.array(counts, np.int32))
     if bounds["garbage"] and draw(st.booleans()):
         found = poison_padding(found, seed=seed)
@@ -173,7 +167,6 @@ def visibilities(
     garbage : bool
         Whether rows and bits from `num_nodes` on, which are ignored by contract, may hold random bits.
     """
-    name = "visibilities"
-    check_bounds(name, "min_batch", min_batch, "max_batch", max_batch, at_least=0)
-    check_bounds(name, "min_nodes", min_nodes, "max_nodes", max_nodes, at_least=1)
-    return _visibilities(dict(locals()))
+    bounds = dict(locals())
+    check_bounds("visibilities", bounds, batch=0, nodes=1)
+    return _visibilities(bounds)
