@@ -1,4 +1,4 @@
-"""Pictures of trees, masks, caches and measurements: one class a picture, matplotlib only when something is drawn.
+"""Pictures of trees, masks, caches and measurements: one class per picture; drawing imports matplotlib.
 
 Every class takes its data in the constructor or through a class method (`from_tree`, `from_arrays`, ...), and
 `plot(ax=None, ...)` draws onto one Axes (a new one by default), keeps the artists in attributes with a trailing

@@ -1,4 +1,4 @@
-"""Checks of what a display is given: arrays, which are copied to the host, and one request of a batch."""
+"""Checks of the arguments of displays: arrays, which are copied to the host, and one request of a batch."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ class Arguments(Checker):
             raise self.error(f"`{first}` and `{second}` go together, expected both or none")
 
     def pick_request(self, request: int | None, batch: int | None) -> int | None:
-        """Return `request` when it fits: None without a batch, else an index into it (0 may be left out for one)."""
+        """Return `request` when it fits: None without a batch, else an index into it (optional in a batch of one)."""
         if batch is None:
             if request is not None:
                 raise self.error(f"`request` is {request}, expected None without a request axis")

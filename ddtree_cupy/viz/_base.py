@@ -1,4 +1,4 @@
-"""What the displays share: one base class, colours, legends and labels."""
+"""What all displays share: one base class, colours, legends and labels."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -7,15 +7,15 @@ from ddtree_cupy.viz._arguments import Arguments, Array, Floats, Integers
 
 Axes = Any
 
-# Okabe and Ito's set, which people with any colour vision can tell apart
+# the colours of Okabe and Ito, which people with any colour vision can tell apart
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE, DARK = "#999999", "#E6E6E6", "#444444"
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # one more than colors: the pairs differ for 56 lines
-SCORES = "cividis"  # for what has an order
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # one more than the colours, so that the pairs differ for 56 lines
+SCORES = "cividis"  # for values that have an order
 
-# Options of every matplotlib Text that shows a caller's words: `$` is a character, and no setting makes it TeX
+# Options of every matplotlib Text with text of the caller: `$` is a character, and no setting makes it TeX
 AS_WRITTEN = {"parse_math": False, "usetex": False}
 
 
@@ -25,7 +25,7 @@ class Display:
     Attributes
     ----------
     ax_, figure_ : matplotlib objects
-        What `plot` drew on last.
+        The Axes and figure of the last `plot`.
     """
 
     ax_: Axes
@@ -33,12 +33,12 @@ class Display:
 
     @classmethod
     def from_arrays(cls, *arrays: Array, **options: Any) -> Self:
-        """Take plain arrays; both as in the constructor."""
+        """Make the display from plain arrays, with the arguments of the constructor."""
         return cls(*arrays, **options)
 
     @classmethod
     def _check(cls, method: str = "") -> Arguments:
-        """Return what checks the arguments of the constructor, or of a method."""
+        """Return the checker for the arguments of the constructor or of a method."""
         return Arguments(f"{cls.__name__}.{method}" if method else cls.__name__)
 
     def _on_axes(self, ax: Axes, width: float, height: float) -> Axes:
@@ -88,7 +88,7 @@ def legend_above(ax: Axes, handles: Sequence[Any], columns: int = 4) -> Any:
     """Put a legend without a frame on top of an Axes, where no data can lie under it."""
     legend = ax.legend(
         handles=handles,
-        labels=[handle.get_label() for handle in handles],  # given, so that one with a leading underscore is kept
+        labels=[handle.get_label() for handle in handles],  # explicit, so that one with a leading underscore is kept
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
         ncols=columns,
@@ -133,9 +133,9 @@ def marker(face: str, edge: str, label: str) -> Any:
 
 
 def place_labels(ax: Axes, texts: Sequence[tuple[float, float, str, bool]], radius: float, **kw: Any) -> list[Any]:
-    """Write (x, y, text, above) beside markers of `radius` points, earlier ones first, and skip what has no room.
+    """Write (x, y, text, above) beside markers of `radius` points, earlier ones first, and skip texts without room.
 
-    `above` writes over the marker, unless another marker is there, else to its right. Returns one Text an entry, or
+    `above` writes over the marker, unless another marker is there, else to its right. Returns one Text per entry, or
     None where it was skipped.
     """
     unit, size = points_per_unit(ax, "y"), kw["fontsize"]

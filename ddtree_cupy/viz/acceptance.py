@@ -27,15 +27,15 @@ class AcceptanceDisplay(Display):
     hit_ranks : int array, shape (rounds, L), optional
         Rank (0 = the drafter's favourite) of the node accepted at depth d + 1; -1 for none.
     rank_of : {"sibling", "drafter"}
-        What the ranks count: the siblings in the tree, as `from_rounds` does, or all tokens of the drafter's row, as
-        `explore.Replay.hit_ranks` does. The picture is named after it.
+        Whether ranks count the siblings in the tree, as in `from_rounds`, or all tokens of the drafter's row, as in
+        `explore.Replay.hit_ranks`. The axis is named accordingly.
 
     Attributes
     ----------
     bars_, line_, mean_, legend_ : matplotlib objects
-        Of kind "depth".
+        Artists of kind "depth".
     image_, texts_ : matplotlib objects
-        Of kind "rank".
+        Artists of kind "rank".
 
     Examples
     --------
@@ -70,13 +70,13 @@ class AcceptanceDisplay(Display):
 
     @classmethod
     def from_rounds(cls, trees: Sequence[DraftTree], results: Sequence[AcceptResult]) -> Self:
-        """Take the trees of many rounds, batched or not, and what `accept` returned for each.
+        """Take the trees of many rounds, batched or not, and the result of `accept` for each.
 
         Parameters
         ----------
         trees : sequence of DraftTree
         results : sequence of AcceptResult
-            As long, with the same request axes.
+            As many, with the same request axes.
         """
         check = cls._check("from_rounds")
         if len(trees) != len(results):
@@ -101,7 +101,7 @@ class AcceptanceDisplay(Display):
 
     @classmethod
     def from_tree(cls, tree: DraftTree, result: AcceptResult) -> Self:
-        """Take one tree, mostly a batched one, and its result."""
+        """Take one tree, usually a batched one, and its result."""
         return cls.from_rounds([tree], [result])
 
     def stop_rates(self) -> Any:
@@ -123,9 +123,9 @@ class AcceptanceDisplay(Display):
         Parameters
         ----------
         kind : {"depth", "rank"}
-            How many tokens were accepted; or at which depth which sibling was.
+            How many tokens were accepted; or which sibling was accepted at which depth.
         **kw
-            To `bar` or `imshow`.
+            Options of `bar` or `imshow`.
         """
         self._check("plot").choice("kind", kind, ("depth", "rank"))
         if kind == "depth":

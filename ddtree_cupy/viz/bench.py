@@ -15,32 +15,32 @@ _TIMED = ("event_us", "low_us", "high_us", "tflops", "bytes")  # of every timed 
 
 
 class BenchDisplay(Display):
-    """Measured runs of several kernel versions, one entry a run.
+    """Measured runs of several kernel versions, one entry per run.
 
     Parameters
     ----------
     versions : sequence of str, shape (n,)
-        What a line stands for: a kernel version, or version and shape.
+        The name of the line of each run: a kernel version, or version and shape.
     contexts : float array, shape (n,)
         Keys in the cache.
     times_us : float array, shape (n,)
         Medians in microseconds.
     low_us, high_us : float array, shape (n,), optional
-        The 20th and the 80th percentile, both or none.
+        The 20th and the 80th percentile, both or neither.
     flops, bytes_moved : float array, shape (n,), optional
-        Operations and least bytes of a run; both are needed for the roofline.
+        Operations of a run and the fewest bytes that it must move; both are needed for the roofline.
     peak_flops_per_second, peak_bytes_per_second : float, optional
-        What the card reaches; both are needed for the roofline.
+        The rates that the card reaches; both are needed for the roofline.
 
     Attributes
     ----------
     legend_ : matplotlib object
     lines_ : dict of str to Line2D
-        One a version.
+        One per version.
     bands_ : list
-        20 to 80 % intervals of kind "time".
+        The 20 to 80 % intervals of kind "time".
     roof_ : Line2D
-        Of kind "roofline".
+        The roof of kind "roofline".
 
     Examples
     --------
@@ -90,14 +90,14 @@ class BenchDisplay(Display):
 
     @classmethod
     def from_report(cls, report: Mapping[str, Any], *, op: str = "tree_attention") -> Self:
-        """Take what `python -m ddtree_cupy.bench --json` prints: the timed rows of one op whose name ends in "T n".
+        """Take the output of `python -m ddtree_cupy.bench --json`: the timed rows of one op whose name ends in "T n".
 
         Parameters
         ----------
         report : mapping
-            With "rows", and "yardstick_before" for the roofline.
+            It has "rows" and, for the roofline, "yardstick_before".
         op : str
-            Rows of other ops are left out; so are rows that failed their gate or were refused.
+            Rows of other ops are left out, and rows that failed their gate or were refused.
         """
         check = cls._check("from_report")
         check.kind("report", report, Mapping)
@@ -132,9 +132,10 @@ class BenchDisplay(Display):
         Parameters
         ----------
         kind : {"time", "roofline"}
-            Microseconds over the context; or operations a second over operations a byte, under what the card reaches.
+            Microseconds over the context; or operations per second over operations per byte, below the rates of the
+            card.
         **kw
-            To every line.
+            Options of every line.
         """
         self._check("plot").choice("kind", kind, ("time", "roofline"))
         if kind == "roofline":

@@ -1,4 +1,4 @@
-"""BudgetDisplay: what a larger tree buys, and what it costs."""
+"""BudgetDisplay: what a larger tree gains, and what it costs."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -12,18 +12,18 @@ from ddtree_cupy.viz._base import Axes, Display
 
 
 class BudgetDisplay(Display):
-    """Tokens a verification pass adds to the text, over the budget; and the speedup when a pass costs more.
+    """Tokens that a verification pass adds to the text, over the budget; or the speedup, where passes have a cost.
 
     Parameters
     ----------
     budgets : int array, shape (n,)
         Nodes besides the root, ascending.
     expected : float array, shape (n,), optional
-        Tokens a pass by the drafter's own probabilities: 1 + sum of exp(path score).
+        Tokens per pass by the drafter's own probabilities: 1 + sum of exp(path score).
     realised : float array, shape (n,), optional
-        Mean tokens a pass that the target really accepted, bonus included.
+        Mean tokens per pass that the target accepted, bonus included.
     realised_low, realised_high : float array, shape (n,), optional
-        Ends of an interval around `realised`, both or none.
+        Ends of an interval around `realised`, both or neither.
     cost : float array, shape (n,), or callable, optional
         Cost of one pass with that many nodes besides the root, drafting included. A callable, like the cost models
         of `explore`, may count in any unit: its values are divided by cost(0). An array counts in plain decoding
@@ -31,13 +31,13 @@ class BudgetDisplay(Display):
     baseline_cost : float, optional
         One plain decoding pass in the unit of `cost`; default cost(0) of a callable, 1 for an array.
     speedup_low, speedup_high : float array, shape (n,), optional
-        Ends of an interval around the realised speedup, both or none; default the interval of `realised` over the
+        Ends of an interval around the realised speedup, both or neither; default the interval of `realised` over the
         cost. NaN, here and in `realised_low` and `realised_high`, leaves a gap.
 
     Attributes
     ----------
     lines_ : dict of str to Line2D
-        "expected" and "realised", as far as they are known.
+        "expected" and "realised", if they are known.
     band_, best_, legend_
         Artists of the interval, of the best budget (speedup only) and of the legend.
 
@@ -112,13 +112,13 @@ class BudgetDisplay(Display):
         Parameters
         ----------
         tree : DraftTree
-            Best-first, so that its prefixes are the trees of smaller budgets.
+            A best-first tree, whose prefixes are the trees of smaller budgets.
         cost : array or callable, optional
             As in the constructor; an array is indexed by n and may be longer than the tree.
         baseline_cost : float, optional
             As in the constructor.
         request : int, optional
-            Which one of a batch.
+            The index in a batch.
         """
         check = cls._check("from_tree")
         one = check.one_request("tree", tree, request, DraftTree)
@@ -131,7 +131,7 @@ class BudgetDisplay(Display):
         return cls(np.arange(count), expected=expected, cost=cost, baseline_cost=baseline_cost)
 
     def speedup(self, which: str) -> Any:
-        """Return float64 (n,): tokens a pass over its cost, for `which` = "expected" or "realised"."""
+        """Return float64 (n,): tokens per pass over the cost of a pass, for `which` = "expected" or "realised"."""
         self._check("speedup").choice("which", which, ("expected", "realised"))
         tokens = getattr(self, which)
         if self.cost is None or tokens is None:
@@ -145,7 +145,7 @@ class BudgetDisplay(Display):
         return int(self.budgets[np.argmax(self.speedup(which))])
 
     def plot(self, ax: Axes = None, *, kind: str = "tokens", log: bool | None = None, **kw: Any) -> Self:
-        """Draw tokens a pass, or the speedup, over the budget.
+        """Draw the tokens per pass, or the speedup, over the budget.
 
         Parameters
         ----------
@@ -154,11 +154,11 @@ class BudgetDisplay(Display):
         log : bool, optional
             Whether the budget axis is in powers of 2; default: when the largest budget is above 32.
         **kw
-            To both lines.
+            Options of both lines.
         """
         self._check("plot").choice("kind", kind, ("tokens", "speedup"))
         if kind == "speedup":
-            self.best_budget()  # complains before anything is drawn
+            self.best_budget()  # raises before anything is drawn
         ax = self._on_axes(ax, 5.2, 3.4)
         scale = self.cost if kind == "speedup" and self.cost is not None else np.ones(len(self.budgets))
         looks = {"expected": (c.SKY, "o", "--"), "realised": (c.BLUE, "s", "-")}

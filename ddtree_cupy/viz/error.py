@@ -1,4 +1,4 @@
-"""ErrorDisplay: how far a kernel is from the reference, beside how far it may be."""
+"""ErrorDisplay: how far a kernel is from the reference, and how far it may be."""
 
 from typing import Any, Self
 
@@ -11,25 +11,25 @@ from ddtree_cupy.viz._base import Axes, Display
 
 
 class ErrorDisplay(Display):
-    """Absolute errors against the errors the float rule allows, or as a map by node and head.
+    """Absolute errors against the errors that the float rule allows, or as a map by node and head.
 
     Parameters
     ----------
     error : float array
-        |kernel - reference|; NaN and inf where one of the two alone is not finite.
+        |kernel - reference|; NaN or inf where only one of the two is finite.
     allowed : float array that broadcasts to `error`
         The bound of every entry.
     rms_error, rms_allowed : float, optional
-        The second half of the float rule, both or none: root mean squares over the finite entries, shown in the
-        legend. Without them, only the bound of every entry is shown.
+        The second half of the float rule, both or neither: root mean squares over the finite entries, shown in the
+        legend. Without them, only the bounds of the entries are shown.
 
     Attributes
     ----------
     points_, failures_, diagonal_, legend_ : matplotlib objects
-        Of kind "scatter": entries within their bound, beyond it (None for none), and error = allowed.
+        Artists of kind "scatter": entries within their bound, entries beyond it (or None), and error = allowed.
     image_, marks_, colorbar_, legend_ : matplotlib objects
-        Of kind "map": the ratio of error and bound, and a cross on every cell above 1 (None for none). The
-        legend is None with neither crosses nor root mean squares.
+        Artists of kind "map": the ratio of error and bound, and a cross on every cell above 1 (or None). The legend
+        is None if there are neither crosses nor root mean squares.
 
     Examples
     --------
@@ -69,11 +69,11 @@ class ErrorDisplay(Display):
         Parameters
         ----------
         actual : float array
-            What is judged.
+            The result to judge.
         reference : float array of that shape
-            Computed in float64 throughout.
+            The same result computed in float64 throughout.
         baseline : float array of that shape
-            NumPy's result in the kernel's precision.
+            NumPy's result in the precision of the kernel.
         floor : float or array
             From `ddtree_cupy.testing.out_floor` or `lse_floor`.
         """
@@ -102,7 +102,7 @@ class ErrorDisplay(Display):
 
     @property
     def failures(self) -> Any:
-        """Bool array: entries beyond their bound, NaN included."""
+        """Which entries are beyond their bound, NaN included: a bool array."""
         return ~(self.error <= self.allowed)
 
     @property
@@ -122,7 +122,7 @@ class ErrorDisplay(Display):
     def ratios(self) -> Any:
         """Return float64 (N, H): the largest error over its bound of every node and head; inf where none is allowed.
 
-        The first two axes count as node and head; what follows them is reduced.
+        The first two axes are node and head; the maximum is taken over the others.
         """
         if self.error.ndim < 2:
             raise self._check().error(
@@ -141,7 +141,7 @@ class ErrorDisplay(Display):
         kind : {"scatter", "map"}
             Error over allowed error, both logarithmic; or their ratio by node and head.
         **kw
-            To `scatter` or `imshow`.
+            Options of `scatter` or `imshow`.
         """
         self._check("plot").choice("kind", kind, ("scatter", "map"))
         if kind == "scatter":
@@ -178,7 +178,7 @@ class ErrorDisplay(Display):
         self.legend_ = c.legend_above(ax, [*ax.get_legend_handles_labels()[0], *self._rms_note()], columns=2)
 
     def _rms_note(self) -> list[Any]:
-        """Return a legend entry without a marker that says what the root mean squares are."""
+        """Return a legend entry without a marker that has the root mean squares."""
         from matplotlib.lines import Line2D
 
         if self.rms_error is None:

@@ -11,21 +11,21 @@ from ddtree_cupy.viz._base import Axes, Display
 
 _LEFT, _RIGHT, _WIDTH = 0.0, 3.0, 1.0
 _GAP = 0.35  # between pages, in rows
-_CONTEXT, _NODES, _NO_KEY, _FOREIGN = range(4)  # what a row holds
+_CONTEXT, _NODES, _NO_KEY, _FOREIGN = range(4)  # the content of a row
 _COLORS = (c.SKY, c.ORANGE, c.PALE, "#FFFFFF")
 _NAMES = ("context", "tree nodes", "no key yet", "not of this request")
 _HEAD = ("arrowstyle", "connectionstyle", "mutation_scale", "shrinkA", "shrinkB")
 
 
 class PageTableDisplay(Display):
-    """Logical positions of a request on the left, the pool's pages on the right, an arrow from each to its place.
+    """Logical positions of a request on the left, pages of the pool on the right, and arrows between them.
 
     Parameters
     ----------
     page_table : int array, shape (max_pages,)
-        Entry p holds the page of positions p * page_size and up; -1 for none.
+        Entry p is the page of positions p * page_size and up; -1 if there is none.
     page_size : int
-        Rows a page.
+        Rows per page.
     context_len : int
         Positions that hold context.
     num_nodes : int
@@ -36,13 +36,13 @@ class PageTableDisplay(Display):
     Attributes
     ----------
     logical_, physical_, arrows_, legend_
-        Artists: cells of both sides, one a row, or one a run of equal rows of a page once rows are too thin to tell
-        apart; a list of one arrow a row or a page, or, above 256 of them, of one LineCollection.
+        Artists: the cells of both sides, one per row, or one per run of equal rows of a page where rows are too thin
+        to see; a list with one arrow per row or per page, or, above 256 of them, with one LineCollection.
 
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        Also when a position that is used has no page in the pool.
+        An argument does not fit, or a position in use has no page in the pool.
 
     Examples
     --------
@@ -112,9 +112,9 @@ class PageTableDisplay(Display):
         Parameters
         ----------
         arrows : {"auto", "row", "page"}
-            One arrow a row or a page; "auto" changes at 24 rows.
+            One arrow per row or per page; "auto" changes from rows to pages at 24 rows.
         **kw
-            To every arrow, a `FancyArrowPatch`; a LineCollection takes what is not about the head.
+            Options of every arrow, a `FancyArrowPatch`; a LineCollection ignores those of the arrow head.
         """
         self._check("plot").choice("arrows", arrows, ("auto", "row", "page"))
         used = self.context_len + self.num_nodes
@@ -205,7 +205,7 @@ class PageTableDisplay(Display):
         ends = np.stack([np.column_stack([left, starts]), np.column_stack([right, stops])], axis=1)
         colors = [c.CYCLE[group % len(c.CYCLE)] for group in groups]
         width = 1.1 if len(ends) <= 40 else 0.6
-        if len(ends) > 256:  # heads would hide each other, and a patch each takes milliseconds
+        if len(ends) > 256:  # heads would hide each other, and each patch takes milliseconds
             options = {"color": colors, "lw": width, **{key: kw[key] for key in kw if key not in _HEAD}}
             return [ax.add_collection(LineCollection(list(ends), **options), autolim=False)]
         drawn = []

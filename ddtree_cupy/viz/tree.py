@@ -1,4 +1,4 @@
-"""TreeDisplay: a draft tree with its scores, and what the target made of it."""
+"""TreeDisplay: a draft tree with its scores, and which of its nodes the target accepted."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -12,14 +12,14 @@ from ddtree_cupy.viz._arguments import Arguments, Array
 from ddtree_cupy.viz._base import Axes, Display
 
 _CURVE = np.linspace(0.0, 1.0, 13)
-_UNREACHED, _IMPORTANT = "#D0D0D0", 36.0  # colour; least marker area of what matters, in points squared
+_UNREACHED, _IMPORTANT = "#D0D0D0", 36.0  # a colour; the smallest marker area of important nodes, in points squared
 
 
 class TreeDisplay(Display):
     """A draft tree on a plane: x is the depth, y the order of the leaves.
 
-    Coloured by score, or, once `accepted` is given, by fate: the accepted path, the children the target passed over
-    at its end, the bonus token as a hollow node behind it, and the nodes the walk never reached.
+    Nodes are coloured by score or, if `accepted` is given, by fate: the accepted path, the children at its end that the
+    target passed over, the bonus token as a hollow node behind it, and the nodes that the walk never reached.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class TreeDisplay(Display):
     bonus_token : int, optional
         The target's token after them; only with `accepted`, -1 draws none.
     target_token_ids : int array, shape (N,), optional
-        The target's own token at every node: edges the target would take are drawn dark, on and off the path.
+        The target's own token at every node: edges that the target would take are drawn dark, on and off the path.
     labels : sequence of str, shape (N,), or callable, optional
-        Text of every node instead of the token id, or what turns a token id into its text.
+        Text of every node instead of the token id, or a function from a token id to its text.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class TreeDisplay(Display):
         labels: Sequence[str] | Callable[[int], str] | None = None,
         request: int | None = None,
     ) -> Self:
-        """Take one request of a tree, and of what `accept` returned for it.
+        """Take one request of a tree, and of the result of `accept` for it.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class TreeDisplay(Display):
         target_token_ids : int array, shape ([B,] N), optional
         labels : sequence of str (at least `num_nodes`) or callable, optional
         request : int, optional
-            Which one of a batch.
+            The index in a batch.
         """
         check = cls._check("from_tree")
         one = check.one_request("tree", tree, request, DraftTree)
@@ -159,11 +159,11 @@ class TreeDisplay(Display):
         color : {"auto", "score", "fate", "plain"}
             "auto" takes the fate when `accepted` is known, else the score when there is one.
         font_size : float
-            Of the labels, in points; 0 draws none.
+            Font size of the labels, in points; 0 draws no labels.
         legend : bool
             Whether to draw the legend or the colour bar.
         **kw
-            To `scatter`, which draws the nodes.
+            Options of `scatter`, which draws the nodes.
         """
         self._check("plot").choice("color", color, ("auto", "score", "fate", "plain"))
         if color == "auto":
@@ -253,7 +253,7 @@ class TreeDisplay(Display):
         return [drawn[n] for n in sorted(drawn) if drawn[n] is not None]
 
     def fate_colors(self) -> list[str]:
-        """Return one colour a node: accepted, passed over by the target at the end of the path, or never reached."""
+        """Return one colour per node: accepted, passed over by the target at the end of the path, or never reached."""
         if self.accepted is None:
             raise self._check("fate_colors").error("`accepted` is None, expected the accepted path")
         colors = [_UNREACHED] * len(self.parents)

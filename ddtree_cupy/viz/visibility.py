@@ -1,4 +1,4 @@
-"""VisibilityDisplay: who may attend to whom, and the 32-bit words that say so."""
+"""VisibilityDisplay: which nodes may attend to which, and the 32-bit words that hold it."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -21,8 +21,8 @@ def _points(ax: Axes) -> float:
 class VisibilityDisplay(Display):
     """The visibility of one request: row i is the query node, column j the key node, filled = may attend.
 
-    The context, which every node sees, stands before the tree as one block; the words of one row lie below, bit j
-    under column j.
+    The context, which every node sees, is one block before the tree; the words of one row are below, bit j under
+    column j.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class VisibilityDisplay(Display):
         labels : sequence of str, optional
             At least `num_nodes` of them; default: the tokens of a tree, the indices otherwise.
         request : int, optional
-            Which one of a batch.
+            The index in a batch.
         """
         check = cls._check("from_tree")
         one = check.one_request("tree", tree, request, DraftTree, Visibility)
@@ -93,7 +93,7 @@ class VisibilityDisplay(Display):
     def plot(
         self, ax: Axes = None, *, row: int | None = None, words: bool = True, color: str = c.BLUE, **kw: Any
     ) -> Self:
-        """Draw the matrix, the context block and one row's words.
+        """Draw the matrix, the context block and the words of one row.
 
         Parameters
         ----------
@@ -102,9 +102,9 @@ class VisibilityDisplay(Display):
         words : bool
             Whether to draw the highlighted row at all.
         color : colour
-            Of visible pairs.
+            The colour of visible pairs.
         **kw
-            To `imshow`, which draws the matrix.
+            Options of `imshow`, which draws the matrix.
         """
         from matplotlib.colors import ListedColormap
 
@@ -119,7 +119,7 @@ class VisibilityDisplay(Display):
         if count <= 72:
             ax.vlines(np.arange(count + 1) - 0.5, -0.5, count - 0.5, colors="#CCCCCC", lw=0.5)
             ax.hlines(np.arange(count + 1) - 0.5, -0.5, count - 0.5, colors="#CCCCCC", lw=0.5)
-        cell = max(1.0, count / 24)  # height of what lies outside the matrix, in rows
+        cell = max(1.0, count / 24)  # height of the parts outside the matrix, in rows
         left = -0.5 - (3.2 * cell if self.context_len else 0)
         ax.set_xlim(left, count - 0.5)
         ax.set_ylim(count - 0.5 + (3.6 * cell if words else 0), -0.5)
@@ -146,7 +146,7 @@ class VisibilityDisplay(Display):
         self.words_ = ax.bar(np.arange(count), cell, width=1.0, bottom=top, color=fill, edgecolor=edges, linewidth=0.5)
         self.word_texts_ = []
         room = _points(ax)
-        size = 7.0 if count <= 32 else min(7.0, 32 * room / 6.4)  # ten characters of 0.6 em a word
+        size = 7.0 if count <= 32 else min(7.0, 32 * room / 6.4)  # ten characters of 0.6 em per word
         for word, value in enumerate(self.visibility_bits[row]):
             start, stop = 32 * word - 0.5, min(32 * word + 32, count) - 0.5
             ax.add_patch(Rectangle((start, top), stop - start, cell, fill=False, ec=c.DARK, lw=1.0))
