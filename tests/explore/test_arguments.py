@@ -9,10 +9,10 @@ from ddtree_cupy.explore import (
     BestFirst,
     CostAware,
     CostTable,
+    EntropyBudget,
     FixedTree,
     LinearCost,
     MeasuredCost,
-    Traces,
     UserCost,
     budget_curve,
     chain,
@@ -23,6 +23,8 @@ from ddtree_cupy.explore import (
     sweep,
     tokens_per_pass,
 )
+
+COST = LinearCost(1.0, 1.0)
 
 
 class Untouched:
@@ -43,17 +45,24 @@ class Treeless:
         return candidates.token_ids
 
 
-@pytest.fixture(scope="module")
-def traces():
-    return Traces.load().select([0, 1])
-
-
 def untouched(budget):
     return Untouched()
 
 
 def curve(traces, **changed):
     return budget_curve(traces, **{"budgets": [4], "policy": untouched, "progress": False, **changed})
+
+
+def entropy(**changed):
+    return EntropyBudget(**{"low": 4, "high": 8, **changed})
+
+
+def passes(traces, **changed):
+    return tokens_per_pass(replay(traces, chain(4)), **changed)
+
+
+def gain(traces, cost=COST, **changed):
+    return speedup(replay(traces, chain(4)), cost, **changed)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,16 @@ def curve(traces, **changed):
         (lambda t: curve(t, budgets=4), DTypeError, "`budgets` is int, expected a sequence"),
         (lambda t: curve(t, budgets="4"), DTypeError, "`budgets` is str, expected a sequence"),
         (lambda t: curve(t, budgets=[[4]]), DTypeError, r"`budgets\[0\]` is \[4\], expected an integer"),
+        (lambda t: curve(t, budgets=()), ArgumentError, "budget_curve: `budgets` is empty, expected at least one"),
+        (
+            lambda t: curve(t, budgets=(4, -1)),
+            ArgumentError,
+            r"budget_curve: `budgets\[1\]` is -1, expected .* least 0",
+        ),
+        (lambda t: curve(t, budgets=(4.5,)), DTypeError, r"budget_curve: `budgets\[0\]` is 4\.5, expected an integer"),
+        (lambda t: curve(t, samples=0), ArgumentError, "budget_curve: `samples` is 0"),
+        (lambda t: curve(t, seed=-1), ArgumentError, "budget_curve: `seed` is -1"),
+        (lambda t: curve(t, round_us=-1.0), ArgumentError, "budget_curve: `round_us` is -1"),
         (lambda t: curve(t, samples=10**12), ArgumentError, r"`samples` is 1000000000000, expected .* in 1\.\.1000000"),
         (lambda t: curve(t, executor=3), DTypeError, "`executor` is int, expected one with `submit`"),
         (lambda t: curve("traces"), DTypeError, "`traces` is str, expected Traces"),
@@ -95,22 +114,62 @@ def curve(traces, **changed):
         (lambda t: FixedTree.from_widths(3), DTypeError, "from_widths: `widths` is int, expected a sequence"),
         (lambda t: FixedTree.from_widths([10**6] * 9), ArgumentError, "from_widths: .* at most 65534 nodes"),
         (lambda t: FixedTree.fitted(t, 4), DTypeError, "fitted: `candidates` is Traces, expected Candidates"),
+        (lambda t: passes(t, samples=0), ArgumentError, "tokens_per_pass: `samples` is 0, expected .* at least 1"),
+        (lambda t: passes(t, samples=10.0), DTypeError, "tokens_per_pass: `samples` is 10.0, expected an integer"),
+        (lambda t: passes(t, seed=-1), ArgumentError, "tokens_per_pass: `seed` is -1, expected an integer at least 0"),
+        (lambda t: passes(t, seed=None), DTypeError, "tokens_per_pass: `seed` is None, expected an integer"),
+        (lambda t: passes(t, confidence=0.0), ArgumentError, "`confidence` is 0.0, expected a finite number > 0"),
+        (lambda t: passes(t, confidence=1.0), ArgumentError, "`confidence` is 1.0, expected a number between 0 and 1"),
+        (lambda t: passes(t, confidence=np.nan), ArgumentError, "tokens_per_pass: `confidence` is nan"),
+        (lambda t: gain(t, samples=0), ArgumentError, "speedup: `samples` is 0, expected an integer at least 1"),
+        (lambda t: gain(t, confidence=1.0), ArgumentError, "speedup: `confidence` is 1.0, expected a number between"),
+        (lambda t: gain(t, seed=None), DTypeError, "speedup: `seed` is None, expected an integer"),
+        (lambda t: gain(t, round_us=-1.0), ArgumentError, "speedup: `round_us` is -1.0, expected a finite number >= 0"),
+        (lambda t: gain(t, round_us=np.nan), ArgumentError, "speedup: `round_us` is nan, expected a"),
+        (lambda t: gain(t, round_us=np.inf), ArgumentError, "speedup: `round_us` is inf, expected a"),
+        (lambda t: gain(t, round_us="1"), DTypeError, "speedup: `round_us` is '1', expected a"),
+        (lambda t: gain(t, lambda nodes: 0.0), ArgumentError, "must be positive and finite"),
+        (lambda t: gain(t, lambda nodes: np.nan), ArgumentError, "must be positive and finite"),
+        (lambda t: gain(t, lambda nodes: np.inf), ArgumentError, "must be positive and finite"),
+        (lambda t: replay(t, chain(3), seed=-1), ArgumentError, "replay: `seed` is -1, expected an integer"),
+        (lambda t: replay(t, chain(3), seed=1.0), DTypeError, "replay: `seed` is 1.0, expected an integer"),
+        (lambda t: replay(t, chain(3), num_rounds=0), ArgumentError, "replay: `num_rounds` is 0, expected an integer"),
+        (lambda t: replay(t, chain(3), num_rounds=2.5), DTypeError, "replay: `num_rounds` is 2.5, expected an integer"),
+        (
+            lambda t: replay(t, chain(3), num_rounds=10**12),
+            ArgumentError,
+            r"`num_rounds` is 10{12}, .* in 1\.\.10000000",
+        ),
+        (lambda t: replay(t, BestFirst(10**9)), ArgumentError, "`budget` is 1000000000, expected at most 65534"),
+        (lambda t: replay(t.select([]), chain(3)), ArgumentError, "no positions"),
+        (lambda t: entropy(low=-1), ArgumentError, "EntropyBudget: `low` is -1, expected an integer at least 0"),
+        (lambda t: entropy(low=1.5), DTypeError, r"EntropyBudget: `low` is 1\.5, expected an integer"),
+        (lambda t: entropy(high=3), ArgumentError, "EntropyBudget: `high` is 3, expected an integer at least 4"),
+        (lambda t: entropy(high=8.0), DTypeError, "`high` is 8"),
+        (lambda t: entropy(full=0.0), ArgumentError, "EntropyBudget: `full` is 0.0, expected a finite number > 0"),
+        (lambda t: entropy(full=np.nan), ArgumentError, "`full` is nan"),
+        (lambda t: entropy(full=np.inf), ArgumentError, "`full` is inf"),
+        (lambda t: entropy(depths=0), ArgumentError, "EntropyBudget: `depths` is 0, expected an integer at least 1"),
+        (lambda t: FixedTree(((0, 0),)), ArgumentError, "distinct paths of ranks"),
+        (lambda t: FixedTree(((0,), (0,))), ArgumentError, "distinct paths of ranks"),
+        (lambda t: FixedTree(((-1,),)), ArgumentError, "distinct paths of ranks"),
+        (lambda t: FixedTree(((),)), ArgumentError, "distinct paths of ranks"),
+        (lambda t: FixedTree(((0,), (0.7,))), DTypeError, r"FixedTree: `choices\[1\]` is 0\.7, expected an integer"),
+        (lambda t: FixedTree.from_widths((2, 2.5)), DTypeError, r"`widths\[1\]` is 2\.5, expected an integer"),
+        (lambda t: FixedTree.from_widths((0, 2)), ArgumentError, r"`widths\[0\]` is 0, expected .* at least 1"),
+        (lambda t: FixedTree.from_widths(()), ArgumentError, "from_widths: `widths` is empty"),
+        (lambda t: FixedTree.fitted(t.candidates, -1), ArgumentError, "fitted: `budget` is -1, expected .* least 0"),
+        (lambda t: FixedTree.fitted(t.select([]).candidates, 3), ArgumentError, "`candidates` has no positions"),
+        (lambda t: FixedTree.fitted(t.candidates.map(lambda a: a[0]), 3), ShapeError, r"\.logits` is \(15, 256\), exp"),
     ],
 )
-def test_explore_rejects_before_a_replay(traces, call, error, words):
+def test_explore_rejects_before_a_replay(two_prompts, call, error, words):
     with pytest.raises(error, match=words):
-        call(traces)
+        call(two_prompts)
 
 
-def test_replay_rejects_rounds_beyond_memory(traces):
-    with pytest.raises(ArgumentError, match=r"`num_rounds` is 1000000000000, expected an integer in 1\.\.10000000"):
-        replay(traces, chain(2), num_rounds=10**12)
-
-
-def test_a_chain_takes_any_length(traces):
-    assert replay(traces, chain(10**9)).tokens_per_pass == replay(traces, chain(15)).tokens_per_pass
-    with pytest.raises(ArgumentError, match="`budget` is 1000000000, expected at most 65534"):
-        replay(traces, BestFirst(10**9))
+def test_a_chain_takes_any_length(two_prompts):
+    assert replay(two_prompts, chain(10**9)).tokens_per_pass == replay(two_prompts, chain(15)).tokens_per_pass
 
 
 def test_a_sum_of_costs_takes_costs_only():
@@ -124,6 +183,8 @@ def test_a_sum_of_costs_takes_costs_only():
         ({"prompts": 5}, DTypeError, "`prompts` is int, expected a sequence"),
         ({"prompts": "text"}, DTypeError, "`prompts` is str, expected a sequence"),
         ({"prompts": []}, ArgumentError, "`prompts` is empty"),
+        ({"prompts": [[]]}, ArgumentError, r"`prompts\[0\]` has shape \(0,\)"),
+        ({"prompts": [[5]]}, ArgumentError, r"`prompts\[0\]` leaves 0\.\.4"),
         ({"prompts": [1, 2]}, ArgumentError, r"`prompts\[0\]` has shape \(\)"),
         ({"prompts": [[[1], [2, 3]]]}, ShapeError, r"`prompts\[0\]` is ragged"),
         ({"prompts": [[1], np.ma.masked_array([1])]}, DTypeError, r"`prompts\[1\]` is a masked array"),
@@ -135,6 +196,7 @@ def test_a_sum_of_costs_takes_costs_only():
         ({"seed": -1}, ArgumentError, "`seed` is -1"),
         ({"seed": 1.5}, DTypeError, "`seed` is 1.5"),
         ({"temperature": "hot"}, DTypeError, "`temperature` is 'hot'"),
+        ({"temperature": -1.0}, ArgumentError, "`temperature` is -1"),
         ({"width": None}, DTypeError, "`width` is None"),
         ({"num_positions": 0}, ArgumentError, "`num_positions` is 0"),
     ],

@@ -17,11 +17,6 @@ from ddtree_cupy.explore.__main__ import main
 from ddtree_cupy.explore.traces import SHIPPED_TRACES
 
 
-@pytest.fixture(scope="module")
-def traces():
-    return Traces.load()
-
-
 @pytest.fixture
 def toy_traces():
     target = TableTarget(vocab_size=40)
@@ -154,24 +149,6 @@ def test_shipped_traces_suffice_for_capped_trees_of_256_nodes(traces, max_depth,
     reached = score(some, policy).num_nodes
     assert np.array_equal(reached, tree.num_nodes)
     assert reached.max() == (1 + min(256, max_children or 256) if max_depth == 1 else 257)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"prompts": []}, "`prompts` is empty"),
-        ({"prompts": [[]]}, r"`prompts\[0\]` has shape \(0,\)"),
-        ({"prompts": [[40]]}, r"leaves 0\.\.39"),
-        ({"num_positions": 0}, "num_positions"),
-        ({"temperature": -1.0}, "`temperature` is -1"),
-        ({"names": ["a", "b"]}, "`names` has 2 entries for 1 prompts"),
-    ],
-)
-def test_record_rejects_bad_arguments(changed, message):
-    target = TableTarget(vocab_size=40)
-    arguments = {"prompts": [[1]], "num_positions": 2, **changed}
-    with pytest.raises(DDTreeError, match=message):
-        record(target, NoisyDrafter(target), arguments.pop("prompts"), **arguments)
 
 
 @pytest.mark.parametrize("which", ["even rows", "ragged rows", "no positions"])
