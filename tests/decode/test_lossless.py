@@ -4,13 +4,12 @@ import pytest
 
 from ddtree_cupy.decode.evaluate import Run, heldout_prompts, is_periodic, lossless, run_all, tokens_per_pass
 
-PROMPTS = heldout_prompts(8)
+PROMPTS = heldout_prompts(4)
 
 
-@pytest.mark.parametrize("budget", [-1, 1, 15, 64])
-def test_decoding_is_identical_to_autoregressive_in_float64(budget):
-    (row,) = lossless(PROMPTS, [budget], max_new_tokens=48, dtype="float64", workers=1)
-    assert row["identical"] == row["of"] == 8, row["first"]
+def test_decoding_is_identical_to_autoregressive_in_float64():
+    rows = lossless(PROMPTS, (-1, 1, 15, 64), max_new_tokens=24, dtype="float64", workers=1)
+    assert [(row["identical"], row["of"], row["first"]) for row in rows] == [(4, 4, [])] * 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -18,7 +17,7 @@ def test_tree_adds_more_tokens_a_pass_than_the_chain(temperature):
     """Bounds far below what `make curve` measures on 100 prompts: this one guards against a broken drafter."""
     of = {}
     for budget in (-1, 64):
-        runs = [Run(*place, budget, 64, temperature, i, "float32") for i, place in enumerate(PROMPTS)]
+        runs = [Run(*place, budget, 48, temperature, i, "float32") for i, place in enumerate(PROMPTS)]
         of[budget] = tokens_per_pass(run_all(runs, workers=1))["tokens_per_pass"]
     assert of[-1] > 2.5
     assert of[64] > 1.1 * of[-1]

@@ -18,30 +18,33 @@ from ddtree_cupy.explore import BestFirst, record, score
 from tests.explore.live import live_rounds, replayed_rounds
 
 
-class OddDrafter(NoisyDrafter):
-    """A drafter whose logits pass through a function, from its second call on."""
+class ChangedDrafter(NoisyDrafter):
+    """A drafter whose logits pass through a function, from its call number `first` on."""
 
-    def __init__(self, target, change):
-        super().__init__(target)
-        self.change, self.calls = change, 0
+    def __init__(self, target, change, first=1, noise=1.0):
+        super().__init__(target, noise)
+        self.change, self.first, self.calls = change, first, 0
 
     def propose(self, state, root_token_id):
         logits = super().propose(state, root_token_id)
         self.calls += 1
-        return self.change(logits) if self.calls > 1 else logits
+        return self.change(logits) if self.calls >= self.first else logits
 
 
-class OddTarget(TableTarget):
-    """A target whose answers pass through a function, from its third pass on; it keeps the caches it was handed."""
+class ChangedTarget(TableTarget):
+    """A target whose caches, or whose answers from its third pass on, pass through a function."""
 
-    def __init__(self, change):
+    def __init__(self, allocate=lambda kv: [kv], forward=lambda logits, features: (logits, features)):
         super().__init__()
-        self.change, self.seen = change, []
+        self.change_allocate, self.change_forward, self.seen = allocate, forward, []
+
+    def allocate(self, max_context, max_nodes):
+        return self.change_allocate(super().allocate(max_context, max_nodes)[0])
 
     def forward(self, tree, kv):
         self.seen.append(kv)
         logits, features = super().forward(tree, kv)
-        return self.change(logits, features) if self.passes > 2 else (logits, features)
+        return self.change_forward(np.nan_to_num(logits), features) if self.passes > 2 else (logits, features)
 
 
 def run(loop, target, drafter):
@@ -52,11 +55,8 @@ def run(loop, target, drafter):
 
 LOOPS = ["generate", "record"]
 
-
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
+ODD_ANSWERS = {
+    "propose": [
         (lambda x: np.zeros((4, 300)), ShapeError, r"is \(4, 300\), expected .*vocab_size=5 from `target`"),
         (lambda x: x[:, :4], ShapeError, r"is \(4, 4\), expected \(draft_len, vocab_size\)"),
         (lambda x: x[None], ShapeError, r"is \(1, 4, 5\), expected \(draft_len, vocab_size\)"),
@@ -69,20 +69,7 @@ LOOPS = ["generate", "record"]
         (lambda x: np.ma.masked_array(x), DTypeError, "is a masked array"),
         (lambda x: x.view(np.matrix), DTypeError, r"is a numpy\.matrix"),
     ],
-)
-def test_drafts_that_do_not_fit_are_rejected_before_the_round(loop, change, error, words):
-    target = TableTarget()
-    drafter = OddDrafter(target, change)
-    with pytest.raises(error, match=rf"^{loop}: `drafter.propose\(\.\.\.\)` {words}"):
-        run(loop, target, drafter)
-    assert drafter.calls == 2
-    assert target.passes == 2  # one of the prompt, one of the round before
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
+    "forward": [
         (lambda x, f: (np.zeros((len(x), 300)), f), ShapeError, r"\(...\)\[0\]` is .*vocab_size=5 from `target`"),
         (lambda x, f: (x[:-1], f), ShapeError, r"\(...\)\[0\]` is .*, expected .*from `tree`"),
         (lambda x, f: (x[None], f), ShapeError, r"\(...\)\[0\]` is \(1, "),
@@ -96,20 +83,7 @@ def test_drafts_that_do_not_fit_are_rejected_before_the_round(loop, change, erro
         (lambda x, f: x, DTypeError, r"` returned ndarray, expected \(logits, features\)"),
         (lambda x, f: (x, f, f), DTypeError, "` returned tuple"),
     ],
-)
-def test_answers_that_do_not_fit_are_rejected_before_anything_is_committed(loop, change, error, words):
-    target = OddTarget(lambda x, f: change(np.nan_to_num(x), f))
-    with pytest.raises(error, match=rf"^{loop}: `target.forward{words}"):
-        run(loop, target, NoisyDrafter(target))
-    assert target.passes == 3
-    before, after = target.seen[1:]
-    assert int(after[0].context_lens) > int(before[0].context_lens)  # of the pass that did not fit: as it came
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize(
-    ("allocate", "error", "words"),
-    [
+    "allocate": [
         (lambda kv: kv, DTypeError, "returned PagedKV, expected a sequence of PagedKV"),
         (lambda kv: (), DTypeError, "returned tuple, expected a sequence"),
         (lambda kv: [kv.ckv], DTypeError, "returned list, expected a sequence"),
@@ -117,16 +91,23 @@ def test_answers_that_do_not_fit_are_rejected_before_anything_is_committed(loop,
         (lambda kv: [replace(kv, page_table=kv.page_table[:2])], ShapeError, "holds 6 positions, 0 of them in use"),
         (lambda kv: [replace(kv, context_lens=np.array(2, np.int32))], ShapeError, "2 of them in use"),
     ],
-)
-def test_caches_that_do_not_fit_are_rejected_before_any_pass(loop, allocate, error, words):
-    class Target(TableTarget):
-        def allocate(self, max_context, max_nodes):
-            return allocate(super().allocate(max_context, max_nodes)[0])
+}
 
-    target = Target()
-    with pytest.raises(error, match=rf"^{loop}: `target.allocate.*{words}"):
-        run(loop, target, NoisyDrafter(target))
-    assert target.passes == 0
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("part", "change", "error", "words"), [(part, *row) for part, rows in ODD_ANSWERS.items() for row in rows]
+)
+def test_answers_that_do_not_fit_are_rejected_before_they_are_used(loop, part, change, error, words):
+    target = ChangedTarget() if part == "propose" else ChangedTarget(**{part: change})
+    drafter = ChangedDrafter(target, change, first=2) if part == "propose" else NoisyDrafter(target)
+    begin = {"propose": r"drafter.propose\(\.\.\.\)` ", "forward": "target.forward", "allocate": "target.allocate.*"}
+    with pytest.raises(error, match=rf"^{loop}: `{begin[part]}{words}"):
+        run(loop, target, drafter)
+    assert target.passes == {"propose": 2, "forward": 3, "allocate": 0}[part]
+    if part == "forward":  # nothing was committed of the pass that did not fit
+        before, after = target.seen[1:]
+        assert int(after[0].context_lens) > int(before[0].context_lens)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -154,17 +135,14 @@ class Float32Target(TableTarget):
         return logits.astype(np.float32), features
 
 
-class BadRowDrafter(NoisyDrafter):
-    """A drafter with NaN or +inf in one row of every proposal."""
+def bad_row_drafter(target, row, value):
+    """Return a drafter with `value` in one row of every proposal."""
 
-    def __init__(self, target, row, value):
-        super().__init__(target, 0.0)
-        self.row, self.value = row, value
+    def change(logits):
+        logits[row, 1] = value
+        return logits.astype(np.float32)
 
-    def propose(self, state, root_token_id):
-        logits = super().propose(state, root_token_id).astype(np.float32)
-        logits[self.row, 1] = self.value
-        return logits
+    return ChangedDrafter(target, change, noise=0.0)
 
 
 @pytest.mark.emulate
@@ -174,20 +152,20 @@ def test_a_bad_draft_row_ends_the_tree_above_it(row, value):
     target = Float32Target(seed=2)
     arguments = {"budget": 8, "max_new_tokens": 12}
     plain = generate(target, None, [0], budget=0, max_new_tokens=12)
-    found = generate(target, BadRowDrafter(target, row, value), [0], **arguments)
+    found = generate(target, bad_row_drafter(target, row, value), [0], **arguments)
     rounds = [r for r in found.rounds if len(r.tree.token_ids) > 1 or row == 0]
     assert found.token_ids.tolist() == plain.token_ids.tolist()
     assert all(int(r.tree.depths.max()) <= row for r in found.rounds)
     assert [int(r.tree.status) for r in rounds[:-1]] == [1] * (len(rounds) - 1)
     with emulate.active():
-        emulated = generate(target, BadRowDrafter(target, row, value), [0], **arguments)
+        emulated = generate(target, bad_row_drafter(target, row, value), [0], **arguments)
     assert [r.token_ids for r in emulated.rounds] == [r.token_ids for r in found.rounds]
     assert [int(r.tree.status) for r in emulated.rounds] == [int(r.tree.status) for r in found.rounds]
 
 
 def test_a_bad_draft_row_is_recorded_and_replayed_as_it_is_live():
     target = Float32Target(seed=3)
-    drafter = BadRowDrafter(target, 2, np.nan)
+    drafter = bad_row_drafter(target, 2, np.nan)
     traces = record(target, drafter, [[1, 2]], num_positions=12, max_budget=8, progress=False)
     assert np.isnan(traces.candidates.lse[:, 2]).all()
     assert (traces.candidates.token_ids[:, 2] == -1).all()
@@ -198,7 +176,7 @@ def test_a_bad_draft_row_is_recorded_and_replayed_as_it_is_live():
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_target_without_a_token_is_rejected(loop):
-    target = OddTarget(lambda x, f: (np.full_like(x, -np.inf), f))
+    target = ChangedTarget(forward=lambda x, f: (np.full_like(x, -np.inf), f))
     with pytest.raises(ArgumentError, match=rf"^{loop}: the target's logits after \d+ tokens give no token"):
         run(loop, target, NoisyDrafter(target))
     assert target.passes == 3
@@ -222,7 +200,7 @@ def test_bad_target_rows_that_the_walk_never_reaches_change_nothing():
     found = generate(target, NoisyDrafter(target), [0], budget=8, max_new_tokens=12)
     assert found.token_ids.tolist() == plain.token_ids.tolist()
     with emulate.active():
-        emulated = generate(target, BadRowDrafter(target, 3, -np.inf), [0], budget=8, max_new_tokens=12)
+        emulated = generate(target, bad_row_drafter(target, 3, -np.inf), [0], budget=8, max_new_tokens=12)
     assert emulated.token_ids.tolist() == plain.token_ids.tolist()
 
 
@@ -294,14 +272,13 @@ def test_lengths_beyond_int32_are_rejected_before_anything_is_made(count):
         record(target, drafter, [[1]], num_positions=count, progress=False)
 
 
-def test_caches_without_memory_are_rejected_in_words():
-    class Target(TableTarget):
-        def allocate(self, max_context, max_nodes):
-            raise MemoryError
+@pytest.mark.parametrize("loop", LOOPS)
+def test_caches_without_memory_are_rejected_in_words(loop):
+    def allocate(kv):
+        raise MemoryError
 
-    for loop in LOOPS:
-        with pytest.raises(ArgumentError, match=rf"^{loop}: .* for which `target.allocate` has no memory"):
-            run(loop, Target(), NoisyDrafter(TableTarget()))
+    with pytest.raises(ArgumentError, match=rf"^{loop}: .* for which `target.allocate` has no memory"):
+        run(loop, ChangedTarget(allocate), NoisyDrafter(TableTarget()))
 
 
 def test_generate_rounds_checks_before_the_first_round():
