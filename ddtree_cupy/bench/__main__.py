@@ -17,8 +17,8 @@ from ddtree_cupy.kernels.device import current_device
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases; exit code 1 when one disagrees with the reference (its time is not printed then).
 
-    A case that a variant refuses (v1_three_phase holds no long context) is printed with the refusal; exit code 1 when
-    nothing else is left.
+    A case that a variant refuses, such as a context too long for its shared memory, is printed with the refusal; exit
+    code 1 when nothing else is left.
     """
     return run_command("bench", lambda: _bench(_parser().parse_args(arguments)))
 
