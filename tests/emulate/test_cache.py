@@ -4,7 +4,6 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from ddtree_cupy import emulate
 from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import EmulatorError
+from tests.emulate.cases import run_python
 
 pytestmark = pytest.mark.emulate
 
@@ -37,11 +37,8 @@ def check(n_and_function):
 
 
 def run(program, **environment):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    child = subprocess.run(
-        [sys.executable, "-c", PROGRAM + program], env=environment, capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stderr[-2000:]
+    child = run_python(PROGRAM + program, **environment)
+    assert child.returncode == 0, child.stderr[-2000:].decode()
 
 
 def launch(n=1):

@@ -5,15 +5,9 @@ import pytest
 
 from ddtree_cupy import emulate
 from ddtree_cupy.errors import EmulatorError
+from tests.emulate.cases import run
 
 pytestmark = pytest.mark.emulate
-
-
-def run(body, *, threads=64, blocks=1, seed=0, shared_mem=0, n=64, strict=True):
-    code = f'extern "C" __global__ void k(float* x) {{\n{body}\n}}'
-    x = np.zeros(n, np.float32)
-    emulate.Module(code, strict=strict).get_function("k")((blocks,), (threads,), (x,), shared_mem, seed)
-    return x
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,10 +1,7 @@
 """`emulate.Module`: sources, options, arguments, the build cache, contexts and threads."""
 
 import concurrent.futures
-import os
 import re
-import subprocess
-import sys
 import threading
 
 import ml_dtypes
@@ -21,6 +18,7 @@ from ddtree_cupy.errors import (
     LayoutError,
     UnsupportedError,
 )
+from tests.emulate.cases import run, run_python
 
 pytestmark = pytest.mark.emulate
 
@@ -189,11 +187,10 @@ emulate.Module(good)
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_sources_and_their_names_may_hold_any_characters(locale, tmp_path):
-    variables = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, "-c", LOADS_ANY_NAME.encode("ascii", "backslashreplace").decode()]
-    child = subprocess.run(command, env=os.environ | variables, cwd=tmp_path, capture_output=True, check=False)
+def test_sources_and_their_names_may_hold_any_characters(locale, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = LOADS_ANY_NAME.encode("ascii", "backslashreplace").decode()
+    child = run_python(program, LC_ALL=locale, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert child.returncode == 0, child.stderr
 
 
@@ -293,23 +290,20 @@ def test_concurrent_processes_may_build_the_same_module(tmp_path):
         "code = 'extern \"C\" __global__ void k(int* y) { y[0] = 41; }'\n"
         "emulate.Module(code).get_function('k')((1,), (1,), (y,)); assert y[0] == 41"
     )
-    environment = os.environ | {"DDTREE_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    children = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(2)]
-    assert [child.wait() for child in children] == [0, 0]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        children = list(pool.map(lambda _: run_python(program, DDTREE_CACHE_DIR=str(tmp_path)), range(2)))
+    assert [child.returncode for child in children] == [0, 0]
     left = sorted(path.suffix for path in (tmp_path / "emulate").iterdir())
     assert left == [".cpp", ".so", ".so"]
 
 
 def test_portable_thread_switch_gives_the_same_results(monkeypatch):
     monkeypatch.setenv("DDTREE_EMULATE_UCONTEXT", "1")
-    code = """extern "C" __global__ void k(int* y) {
-      __shared__ int s[64];
-      s[threadIdx.x] = threadIdx.x;
-      __syncthreads();
-      y[threadIdx.x] = s[63 - threadIdx.x] + __reduce_add_sync(~0u, 1);
-    }"""
-    y = np.zeros(64, np.int32)
-    emulate.Module(code).get_function("k")((2,), (64,), (y,), seed=3)
+    body = """__shared__ int s[64];
+    s[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    x[threadIdx.x] = s[63 - threadIdx.x] + __reduce_add_sync(~0u, 1);"""
+    y = run(body, blocks=2, seed=3, dtype=np.int32, element="int")
     assert y.tolist() == [95 - i for i in range(64)]
 
 
