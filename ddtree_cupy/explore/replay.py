@@ -1,6 +1,6 @@
 """Replay a tree policy over traces: exactly the rounds that live decoding would have had."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,16 @@ _NOT_RECORDED = np.iinfo(np.int32).max  # id shown to policies for ranks cut off
 
 
 @dataclass(frozen=True, eq=False)
-class Outcomes:
+class _Rounds:
+    policy: str
+    num_accepted: npt.NDArray[np.int32]
+    num_nodes: npt.NDArray[np.int32]
+    hit_ranks: npt.NDArray[np.int32]
+    expected_tokens: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes(_Rounds):
     """What a round of one policy would do at every position of some traces.
 
     Attributes
@@ -35,12 +44,6 @@ class Outcomes:
     expected_tokens : float64 array, shape (P,)
         E of `choose_budget` for the whole tree: what the draft marginals promise. NaN without path scores.
     """
-
-    policy: str
-    num_accepted: npt.NDArray[np.int32]
-    num_nodes: npt.NDArray[np.int32]
-    hit_ranks: npt.NDArray[np.int32]
-    expected_tokens: npt.NDArray[np.float64]
 
     def rounds(self, traces: Traces, prompt: int) -> npt.NDArray[np.int64]:
         """Return the positions at which rounds start when the prompt is decoded with this policy.
@@ -61,34 +64,26 @@ class Outcomes:
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
+class Replay(_Rounds):
     """The rounds of one policy, in order.
 
     R rounds; every round counts in full, also one whose tokens go on past the last recorded position.
 
     Attributes
     ----------
-    policy : str
+    policy, num_accepted, num_nodes, hit_ranks, expected_tokens
+        As in `Outcomes`, with R in place of P.
     draws : int32 array, shape (R,)
         Which decoded text the round belongs to, from 0; the prompt's number unless prompts were resampled.
     prompts : int32 array, shape (R,)
         The prompt of that text; resampling decodes some prompts more than once.
     positions : int64 array, shape (R,)
         Where in the traces it starts.
-    num_accepted, num_nodes : int32 array, shape (R,)
-    hit_ranks : int32 array, shape (R, L)
-    expected_tokens : float64 array, shape (R,)
-        As in `Outcomes`.
     """
 
-    policy: str
     draws: npt.NDArray[np.int32]
     prompts: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
-    num_accepted: npt.NDArray[np.int32]
-    num_nodes: npt.NDArray[np.int32]
-    hit_ranks: npt.NDArray[np.int32]
-    expected_tokens: npt.NDArray[np.float64]
 
     @property
     def num_rounds(self) -> int:
@@ -244,16 +239,12 @@ def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, see
     >>> replay(traces, chain(15)).tokens_per_pass < replay(traces, BestFirst(64)).tokens_per_pass
     True
     """
-    return _walk(traces, score(traces, policy), num_rounds, seed)
-
-
-def _walk(traces: Traces, outcomes: Outcomes, num_rounds: int | None, seed: int) -> Replay:
+    outcomes = score(traces, policy)
     check = Checker("replay")
     starts = [outcomes.rounds(traces, prompt) for prompt in range(traces.num_prompts)]
     seed = check.integer("seed", seed, low=0)
-    if num_rounds is None:
-        drawn = list(range(traces.num_prompts))
-    else:
+    drawn = list(range(traces.num_prompts))
+    if num_rounds is not None:
         num_rounds = check.integer("num_rounds", num_rounds, low=1)
         check.integer("num_rounds", num_rounds, low=1, high=_MOST_ROUNDS)
         rng, drawn, count = np.random.default_rng(seed), [], 0
@@ -262,14 +253,5 @@ def _walk(traces: Traces, outcomes: Outcomes, num_rounds: int | None, seed: int)
             count += len(starts[drawn[-1]])
     positions = np.concatenate([starts[prompt] for prompt in drawn])[:num_rounds]
     draws = np.repeat(np.arange(len(drawn), dtype=np.int32), [len(starts[prompt]) for prompt in drawn])[:num_rounds]
-    prompts = np.array(drawn, np.int32)[draws]
-    return Replay(
-        policy=outcomes.policy,
-        draws=draws,
-        prompts=prompts,
-        positions=positions,
-        num_accepted=outcomes.num_accepted[positions],
-        num_nodes=outcomes.num_nodes[positions],
-        hit_ranks=outcomes.hit_ranks[positions],
-        expected_tokens=outcomes.expected_tokens[positions],
-    )
+    chosen = {field.name: getattr(outcomes, field.name)[positions] for field in fields(outcomes)[1:]}
+    return Replay(outcomes.policy, **chosen, draws=draws, prompts=np.array(drawn, np.int32)[draws], positions=positions)

@@ -18,7 +18,6 @@ from ddtree_cupy.explore import (
     LinearCost,
     chain,
     named_policies,
-    score,
 )
 from ddtree_cupy.explore.fixed_tree import MEDUSA_63
 
@@ -119,13 +118,6 @@ def test_fixed_tree_leaves_out_what_has_no_candidate():
     tree = FixedTree.from_widths((2, 2, 1)).build(top_candidates(logits, 3), np.array([7, 8], np.int32))
     assert tree.token_ids.tolist() == [[7, 0, 1, 0, 1, 0, 1], [8, 0, 0, 1, -1, -1, -1]]
     assert tree.parents.tolist() == [[-1, 0, 0, 1, 1, 2, 2], [-1, 0, 1, 1, -1, -1, -1]]
-
-
-def test_fixed_tree_fitted_beats_other_fixed_trees_on_its_own_positions(some):
-    fitted = FixedTree.fitted(some.candidates, 63)
-    assert len(fitted.choices) == 63
-    means = [score(some, policy).num_accepted.mean() for policy in (fitted, FixedTree(MEDUSA_63))]
-    assert means[0] > means[1]
 
 
 def test_fixed_tree_fitted_matches_best_first_where_all_positions_are_alike():

@@ -87,6 +87,8 @@ def test_score_matches_a_walk_by_hand(traces, policy):
         assert outcomes.num_accepted[position] == walked
         assert (outcomes.hit_ranks[position, walked:] == -1).all()
         assert outcomes.num_nodes[position] == count
+    expected = np.full(some.num_positions, np.nan) if tree.path_scores is None else np.exp(tree.path_scores).sum(-1)
+    np.testing.assert_array_equal(outcomes.expected_tokens, expected)
 
 
 def test_replay_totals_agree_with_its_rounds(traces):
