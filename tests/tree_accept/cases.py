@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from ddtree_cupy import AcceptResult, PagedKV
 from ddtree_cupy.testing.strategies import draft_trees, seeds
 
+ABSURD = [-(2**31), -2, -1, 0, 1, 5, 2**30, 2**31 - 1]
+
 
 def children_of(parents, node, num_nodes):
     """Return the children of a node by scanning the parents."""

@@ -1,5 +1,6 @@
-"""The kernels greedy_targets and sample_targets against the reference: one body for the emulator and the GPU."""
+"""greedy_targets and sample_targets against their definitions, one row at a time: one body for all backends."""
 
+import math
 from dataclasses import replace
 
 import ml_dtypes
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from ddtree_cupy import emulate, greedy_targets, sample_targets
 from ddtree_cupy.errors import DTypeError, LayoutError
-from ddtree_cupy.testing import GuardedArray, assert_identical
-from ddtree_cupy.tree_accept import reference
+from ddtree_cupy.testing import GuardedArray, assert_identical, unchanged
+from ddtree_cupy.testing.strategies import seeds
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
@@ -26,7 +27,7 @@ def rows(draw, *, non_finite=False):
     """Draw logits (B, N, V) at an odd offset of a NaN buffer, and num_nodes; rows from num_nodes on are NaN."""
     dtype = draw(st.sampled_from(DTYPES))
     batch, nodes, vocab = draw(st.integers(0, 3)), draw(st.integers(0, 4)), draw(st.sampled_from(VOCABS))
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    random = np.random.default_rng(draw(seeds()))
     start = draw(st.integers(0, 8))
     buffer = np.full((batch, nodes + 1, start + vocab + 3), np.nan, dtype)
     logits = buffer[:, :nodes, start : start + vocab]
@@ -43,11 +44,23 @@ def rows(draw, *, non_finite=False):
     return logits, num_nodes
 
 
+def lowest_best_id(row):
+    """Return the first id whose logit no other exceeds, -1 for a row with NaN or of -inf alone."""
+    values = row.astype(np.float64).tolist()
+    if any(map(math.isnan, values)) or max(values) == -math.inf:
+        return -1
+    return values.index(max(values))
+
+
 @given(case=rows(non_finite=True), seed=schedules)
-def test_greedy_targets_matches_reference(kernels, case, seed):
+def test_greedy_targets_matches_oracle(backend, case, seed):
     logits, num_nodes = case
-    found = replace(kernels, seed=seed)(greedy_targets, logits, num_nodes=num_nodes)
-    assert_identical(found, reference.greedy_targets(logits, num_nodes=num_nodes))
+    wanted = np.full(logits.shape[:2], -1, np.int32)
+    for b, count in enumerate(num_nodes):
+        wanted[b, :count] = [lowest_best_id(row) for row in logits[b, :count]]
+    with unchanged(logits=logits, num_nodes=num_nodes):
+        found = replace(backend, seed=seed)(greedy_targets, logits, num_nodes=num_nodes, on_bad_row="mark")
+    assert_identical(found, wanted)
 
 
 TINY = {"float32": 1e-40, "float16": 6e-8, "bfloat16": 1e-39}
@@ -81,50 +94,54 @@ def test_greedy_targets_of_a_tie_in_a_wide_row(backend, dtype, position, best):
     assert backend(greedy_targets, logits).tolist() == [position]
 
 
-def near(logits, u, temperature, token):
-    """Whether u * total lies in token's interval of the cumulative weights, give or take 1e-6 of the total."""
-    values = logits.astype(np.float64)
+def assert_drawn(token, row, uniform, temperature, slack):
+    """Check that u * total lies in the token's interval of the cumulative weights, give or take `slack` totals."""
+    values = row.astype(np.float64)
+    if np.isnan(values).any() or (values == np.inf).any() or (values == -np.inf).all():
+        assert token == -1
+        return
     cumulative = np.cumsum(np.exp((values - values.max()) / temperature))
-    slack = 1e-6 * cumulative[-1]
     below = cumulative[token - 1] if token else 0.0
-    return below - slack <= float(u) * cumulative[-1] <= cumulative[token] + slack and values[token] > -np.inf
+    threshold, slack = float(uniform) * cumulative[-1], slack * cumulative[-1]
+    assert below - slack <= threshold <= cumulative[token] + slack
+    assert token >= 0
+    assert values[token] > -np.inf
 
 
 @given(
     case=rows(non_finite=True),
     temperature=st.sampled_from([0.05, 0.7, 1.0, 3.0]),
     per_request=st.booleans(),
-    double=st.booleans(),
+    float_type=st.sampled_from([np.float64, np.float32]),
     seed=schedules,
 )
-def test_sample_targets_matches_reference(kernels, case, temperature, per_request, double, seed):
+def test_sample_targets_matches_oracle(backend, case, temperature, per_request, float_type, seed):
     logits, num_nodes = case
     random = np.random.default_rng(seed)
-    float_type = np.float64 if double else np.float32
     uniforms = random.random(logits.shape[:2]).astype(float_type)
-    uniforms[random.random(uniforms.shape) < 0.2] = 0.0
-    temperatures = np.full(len(logits), temperature, float_type)
-    given_temperature = temperatures if per_request else float(temperatures[0]) if len(logits) else temperature
-    found = replace(kernels, seed=seed)(
-        sample_targets, logits, uniforms, temperature=given_temperature, num_nodes=num_nodes
-    )
-    wanted = reference.sample_targets(
-        logits, uniforms, temperature=temperatures.astype(np.float64), num_nodes=num_nodes
-    )
-    assert ((found >= 0) == (wanted >= 0)).all()
-    for place in np.argwhere(found != wanted):
-        b, node = place
-        assert near(logits[b, node], uniforms[b, node], float(temperatures[b]), found[b, node]), place
+    uniforms = np.where(random.random(uniforms.shape) < 0.2, 0, np.minimum(uniforms, 1 - 2.0**-24)).astype(float_type)
+    given_temperature = np.full(len(logits), temperature, float_type) if per_request else temperature
+    exact = float(float_type(temperature)) if per_request else temperature
+    for b, count in enumerate(num_nodes):
+        uniforms[b, count:] = np.nan
+    with unchanged(logits=logits, uniforms=uniforms, num_nodes=num_nodes):
+        options = {"temperature": given_temperature, "num_nodes": num_nodes, "on_bad_row": "mark"}
+        found = replace(backend, seed=seed)(sample_targets, logits, uniforms, **options)
+    slack = 1e-12 if backend.name == "numpy" else 1e-6
+    for b, count in enumerate(num_nodes):
+        assert (found[b, count:] == -1).all()
+        for node in range(count):
+            assert_drawn(int(found[b, node]), logits[b, node], uniforms[b, node], exact, slack)
 
 
 @dtypes
-def test_sample_targets_matches_reference_at_the_ends(kernels, dtype):
+def test_sample_targets_matches_oracle_at_the_ends(backend, dtype):
     """u = 0 gives the first id with weight, the largest u below 1 the last; zero weight is never drawn."""
     logits = np.full((2, 3000), -np.inf, dtype)
     logits[:, [7, 8, 2500]] = 0.0
     uniforms = np.array([0.0, np.nextafter(1.0, 0.0)])
-    assert kernels(sample_targets, logits, uniforms, temperature=1.0).tolist() == [7, 2500]
-    assert kernels(sample_targets, logits, uniforms.astype(np.float32), temperature=1e-300)[0] == 7
+    assert backend(sample_targets, logits, uniforms, temperature=1.0).tolist() == [7, 2500]
+    assert backend(sample_targets, logits, np.zeros(2, np.float32), temperature=1e-300).tolist() == [7, 7]
 
 
 def test_sample_targets_matches_the_distribution(backend):

@@ -1,83 +1,22 @@
-"""greedy_targets and sample_targets against their definitions, one row at a time."""
+"""The reference of greedy_targets and sample_targets: what it does with axes, strides and `out`, and exact draws."""
 
 import itertools
 import math
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ddtree_cupy import greedy_targets, sample_targets
-from ddtree_cupy.testing import assert_identical, unchanged
+from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import seeds
 
-DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64)]
 LAST_UNIFORM = 1 - 2.0**-53
 
 
-def lowest_best_id(row):
-    """Return the first id whose logit no other exceeds."""
-    values = [float(value) for value in row]
-    best = 0
-    for token, value in enumerate(values):
-        if value > values[best]:
-            best = token
-    return best
-
-
-def id_by_definition(row, uniform, temperature):
-    """Return (id, distance): the first id with cum > u * total and w > 0, and how far u * total is from an edge."""
-    logits = [float(value) for value in row]
-    highest = max(logits)
-    weights = [math.exp((logit - highest) / temperature) for logit in logits]
-    total = 0.0
-    for weight in weights:
-        total += weight
-    threshold = float(uniform) * total
-    chosen, cumulative, distance = None, 0.0, math.inf
-    for token, weight in enumerate(weights):
-        cumulative += weight
-        distance = min(distance, abs(cumulative - threshold) / total)
-        if chosen is None and cumulative > threshold and weight > 0:
-            chosen = token
-    return chosen, distance
-
-
-def tied_logits(rng, shape, dtype):
-    """Return logits on a coarse grid, with -inf entries, so that ties are the normal case."""
-    logits = rng.integers(-3, 4, shape).astype(np.float64) / 2
-    logits[rng.random(shape) < 0.2] = -np.inf
-    logits[..., 0] = np.where(np.isinf(logits).all(axis=-1), 0.0, logits[..., 0])
-    return logits.astype(dtype)
-
-
-@given(
-    seeds(),
-    st.lists(st.integers(0, 5), min_size=1, max_size=3),
-    st.sampled_from([1, 2, 31, 33, 100]),
-    st.sampled_from(DTYPES),
-    st.booleans(),
-)
-def test_greedy_targets_matches_oracle(seed, counts, vocab, dtype, with_infinity):
-    rng = np.random.default_rng(seed)
-    capacity = max(1, *counts) + int(rng.integers(0, 2))
-    logits = tied_logits(rng, (len(counts), capacity, vocab), dtype)
-    if with_infinity:
-        logits[rng.random(logits.shape) < 0.1] = np.inf
-    wanted = np.full((len(counts), capacity), -1, np.int32)
-    for b, count in enumerate(counts):
-        logits[b, count:] = np.nan
-        wanted[b, :count] = [lowest_best_id(row) for row in logits[b, :count]]
-    num_nodes = np.array(counts, np.int32)
-    with unchanged(logits=logits, num_nodes=num_nodes):
-        found = greedy_targets(logits, num_nodes=num_nodes)
-    assert_identical(found, wanted)
-
-
 def test_greedy_targets_is_identical_without_the_batch_axis_and_with_an_int():
-    logits = tied_logits(np.random.default_rng(0), (1, 6, 9), np.float32)
+    logits = np.random.default_rng(0).standard_normal((1, 6, 9)).astype(np.float32)
     wanted = greedy_targets(logits, num_nodes=np.array([4], np.int32))
     assert_identical(greedy_targets(logits[0], num_nodes=np.array(4, np.int32)), wanted[0])
     assert_identical(greedy_targets(logits[0], num_nodes=4), wanted[0])
@@ -112,33 +51,6 @@ def test_targets_is_identical_for_strided_logits():
     assert_identical(greedy_targets(view), greedy_targets(view.copy()))
     results = [sample_targets(each, uniforms, temperature=1.0) for each in (view, view.copy())]
     assert_identical(*results)
-
-
-@given(
-    seeds(),
-    st.lists(st.integers(0, 4), min_size=1, max_size=3),
-    st.sampled_from([1, 2, 31, 100]),
-    st.sampled_from(DTYPES),
-    st.sampled_from([np.float32, np.float64]),
-    st.sampled_from([0.05, 0.5, 1.0, 3.0]),
-)
-def test_sample_targets_matches_oracle(seed, counts, vocab, dtype, uniform_dtype, temperature):
-    rng = np.random.default_rng(seed)
-    capacity = max(1, *counts) + int(rng.integers(0, 2))
-    make = tied_logits if seed % 2 else (lambda rng, shape, dtype: (3 * rng.standard_normal(shape)).astype(dtype))
-    logits = make(rng, (len(counts), capacity, vocab), dtype)
-    uniforms = np.minimum(rng.random((len(counts), capacity)).astype(uniform_dtype), uniform_dtype(1 - 2.0**-24))
-    wanted = np.full((len(counts), capacity), -1, np.int32)
-    for b, count in enumerate(counts):
-        logits[b, count:] = np.nan
-        uniforms[b, count:] = np.nan
-        for node in range(count):
-            wanted[b, node], distance = id_by_definition(logits[b, node], uniforms[b, node], temperature)
-            assume(distance > 1e-12)
-    num_nodes = np.array(counts, np.int32)
-    with unchanged(logits=logits, uniforms=uniforms, num_nodes=num_nodes):
-        found = sample_targets(logits, uniforms, temperature=temperature, num_nodes=num_nodes)
-    assert_identical(found, wanted)
 
 
 @given(st.integers(1, 64), st.data())
