@@ -1,8 +1,8 @@
-"""Explore which tree should be drafted, and what it would buy.
+"""Explore which tree should be drafted, and what it would gain.
 
-Record what a drafter proposed and a target said at every position of a text (`record`, or the shipped
-`Traces.load()`), replay any tree policy over it (`replay`, `sweep`), and weigh the tokens against what a verification
-pass costs (`budget_curve`, `speedup`).
+Record the proposals of a drafter and the tokens of a target at every position of a text (`record`, or the shipped
+`Traces.load()`), replay any tree policy over them (`replay`, `sweep`), and weigh the tokens against the cost of a
+verification pass (`budget_curve`, `speedup`).
 """
 
 from ddtree_cupy.explore.cost_tables import CostTable, MeasuredCost

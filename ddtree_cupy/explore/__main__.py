@@ -1,4 +1,4 @@
-"""`python -m ddtree_cupy.explore`: make traces and cost tables as the shipped ones, or compare the named policies."""
+"""`python -m ddtree_cupy.explore`: make traces and cost tables like the shipped ones, or compare named policies."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ from ddtree_cupy.explore.traces import SHIPPED_TRACES, Traces
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, by default that of the command line; exit code 1 when it failed."""
+    """Run one command, by default that of the command line, and return its exit code: 1 when it failed."""
     return run_command("explore", lambda: run(_parser().parse_args(arguments)))
 
 
@@ -29,12 +29,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     traces = commands.add_parser("record", help="record the bundled models on held-out text")
     traces.add_argument("--prompts", type=int, default=24)
-    traces.add_argument("--positions", type=int, default=32, help="positions a prompt (default 32)")
+    traces.add_argument("--positions", type=int, default=32, help="positions of each prompt (default 32)")
     traces.add_argument("--out", type=Path, default=Path("traces.npz"), help="file to write (default traces.npz)")
-    costs = commands.add_parser("costs", help="turn what the benchmark measured into a cost table")
+    costs = commands.add_parser("costs", help="make a cost table from the times of the benchmark")
     costs.add_argument("report", type=Path, help="output of `python -m ddtree_cupy.bench --tree-sizes VARIANT --json`")
     costs.add_argument("--variant", required=True)
-    costs.add_argument("--dtype", required=True, help="of queries and cache, bfloat16 in the benchmark's own cases")
+    costs.add_argument("--dtype", required=True, help="of queries and cache; bfloat16 in the cases of the benchmark")
     costs.add_argument("--out", type=Path, default=Path("costs.json"), help="file to write (default costs.json)")
     compare = commands.add_parser("policies", help="tokens per pass of every named policy")
     compare.add_argument("traces", type=Path, nargs="?", default=SHIPPED_TRACES)
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run one command and print its result, or where it was written."""
+    """Run one command and print its result, or the file with it."""
     if options.command == "record":
         show(escaped(f"{options.out}: {record_tiny(options.prompts, options.positions, options.out)}"))
     elif options.command == "costs":
@@ -84,16 +84,16 @@ def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
 
 
 def policy_table(traces: Traces, workers: int) -> str:
-    """Return one line a named policy: tokens per pass, its 95 % interval, mean nodes besides the root."""
+    """Return one line per named policy: tokens per pass, its 95 % interval, mean nodes besides the root."""
     policies = list(named_policies().values())
     workers = min(workers, len(policies))
     with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as executor:
         results = sweep(traces, policies, executor=executor)
-    lines = [f"{traces}", f"{'policy':<34}{'tokens a pass':>14}{'95 %':>16}{'nodes':>8}"]
+    lines = [f"{traces}", f"{'policy':<34}{'tokens per pass':>16}{'95 %':>16}{'nodes':>8}"]
     for result in results:
         value, low, high = tokens_per_pass(result)
         interval = f"{low:.2f} - {high:.2f}"
-        lines.append(f"{result.policy:<34}{value:>14.2f}{interval:>16}{result.num_nodes.mean() - 1:>8.1f}")
+        lines.append(f"{result.policy:<34}{value:>16.2f}{interval:>16}{result.num_nodes.mean() - 1:>8.1f}")
     return "\n".join(lines)
 
 

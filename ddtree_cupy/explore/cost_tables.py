@@ -19,9 +19,9 @@ from ddtree_cupy.tree_attention.versions import VERSIONS
 __all__ = ["CostTable", "MeasuredCost"]
 
 FORMAT = "ddtree-costs-1"
-COLUMNS = ("heads", "nodes", "context", "microseconds")  # of the file; `nodes` are num_nodes, root included
+COLUMNS = ("heads", "nodes", "context", "microseconds")  # of the file; `nodes` counts the root
 _ABOUT = ("variant", "gpu", "date", "command", "dtype", "batch", "timing")
-LAUNCH_US = 5.0  # what remains of a call that computes nothing: the launch gap between two events
+LAUNCH_US = 5.0  # time of a call that computes nothing: the launch gap between two events
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class CostTable:
     rows : tuple of (heads, num_nodes, context, microseconds)
         `num_nodes` counts the root, as in the benchmark.
     about : dict of str to str
-        Kernel `variant`, `gpu`, `date`, the `command` that remakes it, and `dtype`, `batch`, `timing`.
+        Kernel `variant`, `gpu`, `date`, the `command` that makes it again, and `dtype`, `batch`, `timing`.
 
     Notes
     -----
     The shipped table is the newest measurement of one layer's `tree_attention` on an H200, for 1 to 257 nodes, 8 and 64
-    heads, 8,192 and 131,072 keys of context. The rest of a model's pass (its weights, above all) is not in it: add a
-    `LinearCost` for that.
+    heads, 8,192 and 131,072 keys of context. The other parts of a pass, above all reading the weights, are not in it:
+    add a `LinearCost` for them.
 
     Examples
     --------
@@ -106,7 +106,7 @@ class CostTable:
             raise WeightsError(f"{path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the table as JSON, one row a line.
+        """Write the table as JSON, one row per line.
 
         Parameters
         ----------
@@ -121,19 +121,19 @@ class CostTable:
 
     @classmethod
     def from_bench(cls, report: dict[str, Any], variant: str, *, dtype: str) -> Self:
-        """Take the times of one variant at batch 1 from what ``python -m ddtree_cupy.bench --json`` printed.
+        """Take the times of one variant at batch 1 from the output of ``python -m ddtree_cupy.bench --json``.
 
         Parameters
         ----------
         report : dict
         variant : str
         dtype : str
-            Of queries and cache; the report does not say. The benchmark's own cases are bfloat16.
+            Of queries and cache, which is not in the report. The cases of the benchmark are bfloat16.
 
         Raises
         ------
         ArgumentError
-            The report is not one of bench, or has no such row.
+            The report is not one of the benchmark, or has no such row.
         """
         rows = []
         try:
@@ -158,17 +158,18 @@ class CostTable:
 
 @dataclass(frozen=True)
 class MeasuredCost(CostModel):
-    """A table read at some number of heads and some context: linear between measured sizes.
+    """A table read at one number of heads and one context, linear between measured sizes.
 
     Attributes
     ----------
     table : CostTable
     heads, context : int
     layers : int
-        The pass has this many attention layers.
+        Attention layers of a pass.
     extrapolate : bool
-        False refuses sizes outside the measured ones. True scales the nearest measured time, less a launch gap of
-        5 us, in proportion: right for a kernel that is bound by arithmetic, too low for small trees on tensor cores.
+        False refuses sizes outside the measured ones. True scales the nearest measured time, without a launch gap of
+        5 us, in proportion to the size. That is right for a kernel that is limited by arithmetic, and too low for
+        small trees on tensor cores.
 
     Examples
     --------
@@ -202,7 +203,7 @@ class MeasuredCost(CostModel):
         return self.layers * found
 
     def _at(self, rows: Sequence[tuple[int, int, int, float]], point: tuple[int, ...]) -> float | None:
-        """Interpolate over heads, then context, then nodes; None outside of what was measured."""
+        """Interpolate over heads, then context, then nodes; None outside the measured sizes."""
         column = {3: 0, 2: 2, 1: 1}[len(point)]
         known: dict[int, float] = {}
         for size in sorted({int(row[column]) for row in rows}):

@@ -32,7 +32,7 @@ def check_cost(function: str, cost: Any) -> None:
 
 
 def cost_of(function: str, cost: Callable[[int], float], budget: int) -> float:
-    """Return what a pass costs, a positive finite number.
+    """Return the cost of a pass, a positive finite number.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class CostModel:
 
 @dataclass(frozen=True)
 class SumCost(CostModel):
-    """The sum of several models: say, attention, the other layers, the drafter.
+    """The sum of several models, such as attention, the other layers and the drafter.
 
     Attributes
     ----------
@@ -120,14 +120,14 @@ class LinearCost(CostModel):
 
 @dataclass(frozen=True)
 class UserCost(CostModel):
-    """Your own measurements, linear in between; nothing is guessed outside them.
+    """Your own measurements, linear between them; budgets outside them are refused.
 
     Attributes
     ----------
     budgets : tuple of int
-        Nodes besides the root, rising.
+        Nodes besides the root, ascending.
     microseconds : tuple of float
-        Of each budget.
+        The cost of each budget.
 
     Examples
     --------
@@ -152,5 +152,5 @@ class UserCost(CostModel):
         """Return the microseconds of a pass; see `CostModel`."""
         low, high = self.budgets[0], self.budgets[-1]
         if not low <= budget <= high:
-            raise ArgumentError(f"UserCost: `budget` is {budget}, expected one inside {low}..{high}, as measured")
+            raise ArgumentError(f"UserCost: `budget` is {budget}, expected one in {low}..{high}, the measured range")
         return float(np.interp(budget, self.budgets, self.microseconds))

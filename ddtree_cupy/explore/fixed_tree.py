@@ -19,7 +19,7 @@ __all__ = ["MEDUSA_63", "FixedTree"]
 Array = Any
 
 # The 63 choices that Medusa (github.com/FasterDecoding/Medusa, arXiv 2401.10774) calls mc_sim_7b_63: the children of
-# each inner node are its first ranks, so the numbers of children say everything.
+# each inner node are its first ranks, so the numbers of children define the tree.
 _MEDUSA_CHILDREN: dict[tuple[int, ...], int] = {
     (): 10,
     (0,): 10,
@@ -45,7 +45,7 @@ class FixedTree:
     Attributes
     ----------
     choices : tuple of tuples of int
-        Each node's path of ranks from the root, as in Medusa; every prefix of a choice is a choice.
+        The path of ranks from the root to each node, as in Medusa; every prefix of a choice is a choice.
     label : str
         Replaces the name.
 
@@ -114,9 +114,9 @@ class FixedTree:
         Parameters
         ----------
         candidates : Candidates
-            Batched; say, the `candidates` of traces.
+            Batched, such as the `candidates` of traces.
         budget : int
-            Paths no position has are left out, so there may be fewer.
+            The tree has fewer paths if no position has more.
         label : str
             Replaces the name.
 
@@ -136,9 +136,9 @@ class FixedTree:
         weights = np.where(usable[..., None], np.exp(candidates.logits - lse), 0.0)
 
         paths: list[tuple[int, ...]] = []
-        heap: list[tuple[float, int, tuple[int, ...], Array]] = []  # the path decides ties before any array is compared
+        heap: list[tuple[float, int, tuple[int, ...], Array]] = []  # paths are unique, so arrays are never compared
 
-        def push(path: tuple[int, ...], above: Array) -> None:  # above: the parent's product at each position
+        def push(path: tuple[int, ...], above: Array) -> None:  # above: the product of the parent at each position
             depth, rank = len(path) - 1, path[-1]
             if depth < draft_len and rank < width and (products := above * weights[:, depth, rank]).any():
                 heapq.heappush(heap, (-float(products.mean()), depth, path, (above, products)))
@@ -152,7 +152,7 @@ class FixedTree:
         return cls(tuple(paths), label or f"fitted {budget}")
 
     def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return one tree a request; nodes deeper than the draft or without a candidate are left out.
+        """Return one tree per request; nodes deeper than the draft or without a candidate are left out.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class FixedTree:
         paths = [path for path in self.choices if len(path) <= draft_len]
         highest = max((path[-1] for path in paths), default=-1)
         if highest >= width:
-            raise ArgumentError(f"{self.name}: rank {highest} is used, but `candidates` hold {width} a depth")
+            raise ArgumentError(f"{self.name}: rank {highest} is used, but `candidates` hold {width} per depth")
         index = {path: node for node, path in enumerate([(), *paths])}
         parents = np.array([-1, *(index[path[:-1]] for path in paths)], np.int32)
         token_ids = np.empty((batch, len(index)), np.int32)
@@ -176,7 +176,7 @@ class FixedTree:
 
 
 def _without_missing(token_ids: npt.NDArray[np.int32], parents: npt.NDArray[np.int32]) -> tuple[Array, Array]:
-    """Drop nodes without a token, and what hangs below them; kept nodes move up, padding goes to the end."""
+    """Drop nodes without a token and all nodes below them; the others move up, and padding fills the end."""
     tokens, links = np.full_like(token_ids, -1), np.full_like(token_ids, -1)
     for row, found in enumerate(token_ids):
         place = {-1: -1}

@@ -1,4 +1,4 @@
-"""Tree policies: from one position's candidates to the tree that is verified."""
+"""Tree policies: from the candidates at a position to the tree that is verified."""
 
 import math
 from collections.abc import Callable
@@ -23,8 +23,9 @@ _LIMITS = ("max_depth", "max_children", "min_path_score", "spine")
 class Policy(Protocol):
     """A rule that turns candidates into trees; anything with this method and a name can be replayed.
 
-    For sweeps over processes it must pickle: a class at module level, not a closure. A policy that cuts its trees out
-    of wider ones by their scores has a method `widest`, of the arguments of `build`; `replay` checks those trees, too.
+    For sweeps over processes it must be possible to pickle it: a class at module level, not a closure. A policy that
+    cuts its trees out of wider ones by their scores also has a method `widest` with the arguments of `build`; `replay`
+    checks those wider trees, too.
 
     Attributes
     ----------
@@ -37,7 +38,7 @@ class Policy(Protocol):
         ...
 
     def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return one tree a request, batched.
+        """Return one tree per request, batched.
 
         Parameters
         ----------
@@ -50,12 +51,12 @@ class Policy(Protocol):
 
 
 def check_policy(function: str, name: str, policy: Any) -> None:
-    """Raise unless `policy` has what `Policy` asks.
+    """Raise unless `policy` has the attributes of `Policy`.
 
     Parameters
     ----------
     function, name : str
-        The caller and its name of the policy, for messages.
+        The caller and the name of its argument, for messages.
     policy : Policy
     """
     if isinstance(policy, type) or not hasattr(policy, "name") or not callable(getattr(policy, "build", None)):
@@ -64,13 +65,13 @@ def check_policy(function: str, name: str, policy: Any) -> None:
 
 
 class _BestFirstBudgets:
-    """Base of the policies whose trees are best-first; each says with which options of `best_first_tree`."""
+    """Base of the policies whose trees are best-first; each has its own options of `best_first_tree`."""
 
     def _options(self, candidates: Candidates) -> dict[str, Any]:
         raise NotImplementedError
 
     def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return one tree a request; see `Policy.build`."""
+        """Return one tree per request; see `Policy.build`."""
         return best_first_tree(candidates, root_token_ids=root_token_ids, **self._options(candidates))
 
 
@@ -121,7 +122,7 @@ def chain(length: int) -> BestFirst:
     Parameters
     ----------
     length : int
-        The draft length bounds it anyway.
+        A longer chain than the draft length ends there.
 
     Examples
     --------
@@ -133,10 +134,10 @@ def chain(length: int) -> BestFirst:
 
 @dataclass(frozen=True)
 class EntropyBudget(_BestFirstBudgets):
-    """Best-first, with a budget that rises with the drafter's doubt at this position.
+    """Best-first, with a budget that rises with the uncertainty of the drafter at this position.
 
-    The doubt is the mean entropy (nats) of the first `depths` draft rows; the budget rises linearly from `low` at 0
-    to `high` at `full` nats and stays there.
+    The uncertainty is the mean entropy (nats) of the first `depths` draft rows; the budget rises linearly from `low` at
+    0 to `high` at `full` nats and stays there.
 
     Attributes
     ----------
@@ -149,7 +150,7 @@ class EntropyBudget(_BestFirstBudgets):
 
     Notes
     -----
-    Ranks that were not recorded count as one more symbol, so the entropy is a lower bound.
+    All ranks that were not recorded count together as one symbol, so the entropy is a lower bound.
     """
 
     low: int
@@ -166,7 +167,7 @@ class EntropyBudget(_BestFirstBudgets):
 
     @property
     def name(self) -> str:
-        """Both ends of the budget, and what is not the default."""
+        """Both ends of the budget, and the options that differ from their defaults."""
         return ", ".join([f"entropy {self.low}..{self.high}", *_given(self, ("full", "depths"))])
 
     def budgets(self, candidates: Candidates) -> npt.NDArray[np.int32]:
@@ -196,15 +197,15 @@ class EntropyBudget(_BestFirstBudgets):
 
 @dataclass(frozen=True)
 class CostAware(_BestFirstBudgets):
-    """Best-first, cut where expected tokens per cost are highest: `choose_budget` at every position.
+    """Best-first, cut where the expected tokens per cost are highest: `choose_budget` at every position.
 
     Attributes
     ----------
     max_budget : int
         Largest tree considered.
     cost : callable
-        Of a budget: the cost of a pass over so many nodes besides the root. A cost model of `explore`, or any function
-        that pickles.
+        From a budget to the cost of a pass over that many nodes besides the root: a cost model of `explore`, or any
+        function that can be pickled.
     label : str
         Replaces the name.
 
@@ -230,7 +231,7 @@ class CostAware(_BestFirstBudgets):
         return f"cost-aware {self.max_budget}, {repr(self.cost) if '<' in place else place}"
 
     def widest(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return the trees whose path scores decide, each cut somewhere by `build`.
+        """Return the trees whose path scores decide, and which `build` cuts.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The recorder: decode a prompt one token at a time and keep what the drafter would have proposed at each."""
+"""The recorder: decode a prompt one token at a time and keep the proposals of the drafter at each."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -40,22 +40,22 @@ def record(
     Parameters
     ----------
     target, drafter
-        As the protocols `decode.Target` and `decode.Drafter` ask; NumPy or CuPy.
+        Models with the protocols `decode.Target` and `decode.Drafter`; NumPy or CuPy.
     prompts : sequence of integer array_like, each of shape (n,)
-        At least one token each. Each is continued on its own.
+        At least one token each. Each is continued by itself.
     num_positions : int
-        Positions a prompt. The target decodes L more tokens, so that no round outruns its continuation.
+        Positions of each prompt. The target decodes L more tokens, so that every round finds its continuation.
     max_budget : int
         Replays of best-first trees up to this budget are exact, whatever `max_depth`, `max_children` (one number),
         `min_path_score` and `spine`. `replay` refuses other trees where they use the last rank of a row.
     width : int
-        Ranks to keep of each draft row, at least. A row keeps more (and `about` says so) where such a tree could use
-        its last rank; never more than the vocabulary.
+        The fewest ranks to keep of each draft row. A row keeps more (and `about` says so) where such a tree could use
+        its last rank, but never more than the vocabulary.
     temperature, seed
-        As in `decode.generate`: 0 takes the most likely token, above 0 one uniform draw a text position. A live run
-        with the same temperature and seed has the same draws.
+        As in `decode.generate`: 0 takes the most likely token; above 0 there is one uniform draw per text position. A
+        live run with the same temperature and seed has the same draws.
     names : sequence of str, optional
-        One a prompt.
+        One per prompt.
     about : dict of str to str, optional
         Kept with the traces: models, dtype, text, date.
     progress : bool
@@ -63,12 +63,12 @@ def record(
 
     Notes
     -----
-    What the models return is checked before it is used, and nothing is returned of a recording that ends in an error.
-    A row of draft logits that holds NaN or +inf is kept as a bad one (no ranks, lse NaN), above which trees end, as
-    live.
-    The drafter's state at a position depends on the committed text alone, so one pass over the text serves every
-    policy. Logits are rounded to float32 before ranks are taken. Which ranks suffice takes a tree of `max_budget` nodes
-    for each position and depth, about 10 ms a position for 256 nodes and 15 depths.
+    The results of the models are checked before they are used, and a recording that ends in an error returns nothing.
+    A row of draft logits that holds NaN or +inf is kept as a bad row (no ranks, lse NaN), above which trees end, as in
+    live decoding.
+    The state of the drafter at a position depends on the committed text alone, so one pass over the text serves every
+    policy. Logits are rounded to float32 before ranks are taken. To find how many ranks suffice, a tree of `max_budget`
+    nodes is built for each position and depth, which takes about 10 ms per position for 256 nodes and 15 depths.
     """
     check = Checker("record")
     num_positions = check.integer("num_positions", num_positions, low=1)
@@ -129,7 +129,7 @@ def record(
 
 
 def _cut(candidates: Candidates, row_widths: npt.NDArray[np.int32]) -> Candidates:
-    """Keep so many ranks of each row."""
+    """Keep this number of ranks of each row."""
     width = int(row_widths.max(initial=0))
     kept = np.arange(width) < row_widths[..., None]
     token_ids = np.where(kept, candidates.token_ids[..., :width], -1).astype(np.int32)
@@ -140,9 +140,9 @@ def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArra
     """Return, for each row, one rank more than best-first trees of `budget` nodes can use of it.
 
     A tree takes the best nodes that its limits allow, so a rank is in it only if the best path to that rank, which
-    goes over ranks 0, reaches the worst score taken. More children raise that score, so no tree with `width` or more
-    a node goes below the one with `width`; with fewer, none gets to rank `width` - 1. Smaller budgets, a spine or a
-    `min_path_score` only stop earlier.
+    goes over ranks 0, reaches the worst score taken. More children per node raise that score, so no tree with `width`
+    or more children goes below the tree with `width`; a tree with fewer never gets to rank `width` - 1. Smaller
+    budgets, a spine or a `min_path_score` only end earlier.
     """
     batch, draft_len, _ = candidates.token_ids.shape
     logits, lse = candidates.logits.astype(np.float64), candidates.lse.astype(np.float64)
@@ -154,7 +154,7 @@ def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArra
         limits: dict[str, Any] = {"max_depth": max_depth, "max_children": width}
         tree = best_first_tree(candidates, budget=budget, root_token_ids=np.zeros(batch, np.int32), **limits)
         taken = np.where(tree.depths > 0, tree.path_scores, 0.0)  # type: ignore[arg-type]
-        worst = taken.min(1) - 1e-9  # the sums may round otherwise
+        worst = taken.min(1) - 1e-9  # the sums may be rounded differently
         worst[tree.num_nodes <= budget] = -np.inf
         used = (best[:, :max_depth] >= worst[:, None, None]).sum(-1)
         np.maximum(needed[:, :max_depth], used + 1, out=needed[:, :max_depth])

@@ -14,7 +14,7 @@ from ddtree_cupy.tree_accept import accept
 
 __all__ = ["Outcomes", "Replay", "replay", "score"]
 
-_BATCH = 128  # positions a call of the policy
+_BATCH = 128  # positions in one call of the policy
 _MOST_ROUNDS = 10_000_000  # of a replay; all of them are held at once
 _NOT_RECORDED = np.iinfo(np.int32).max  # id shown to policies for ranks cut off by the recorder, its logit -inf
 
@@ -30,7 +30,7 @@ class _Rounds:
 
 @dataclass(frozen=True, eq=False)
 class Outcomes(_Rounds):
-    """What a round of one policy would do at every position of some traces.
+    """The results of one round of a policy at every position of some traces.
 
     Attributes
     ----------
@@ -38,11 +38,11 @@ class Outcomes(_Rounds):
     num_accepted : int32 array, shape (P,)
         Draft tokens accepted; the round commits one token more.
     num_nodes : int32 array, shape (P,)
-        Of the tree, root included.
+        Nodes of the tree, root included.
     hit_ranks : int32 array, shape (P, L)
         Rank, in the drafter's row, of the accepted token at each depth; -1 below the accepted path.
     expected_tokens : float64 array, shape (P,)
-        E of `choose_budget` for the whole tree: what the draft marginals promise. NaN without path scores.
+        E of `choose_budget` for the whole tree, the expectation under the draft marginals. NaN without path scores.
     """
 
     def rounds(self, traces: Traces, prompt: int) -> npt.NDArray[np.int64]:
@@ -51,7 +51,7 @@ class Outcomes(_Rounds):
         Parameters
         ----------
         traces : Traces
-            Those that were scored.
+            The traces that were scored.
         prompt : int
         """
         positions = traces.prompt(prompt)
@@ -67,14 +67,14 @@ class Outcomes(_Rounds):
 class Replay(_Rounds):
     """The rounds of one policy, in order.
 
-    R rounds; every round counts in full, also one whose tokens go on past the last recorded position.
+    R rounds. Every round counts in full, also one whose tokens extend beyond the last recorded position.
 
     Attributes
     ----------
     policy, num_accepted, num_nodes, hit_ranks, expected_tokens
         As in `Outcomes`, with R in place of P.
     draws : int32 array, shape (R,)
-        Which decoded text the round belongs to, from 0; the prompt's number unless prompts were resampled.
+        The decoded text to which the round belongs, from 0: the number of the prompt, unless prompts were resampled.
     prompts : int32 array, shape (R,)
         The prompt of that text; resampling decodes some prompts more than once.
     positions : int64 array, shape (R,)
@@ -87,17 +87,17 @@ class Replay(_Rounds):
 
     @property
     def num_rounds(self) -> int:
-        """R, target passes."""
+        """R, the number of target passes."""
         return len(self.positions)
 
     @property
     def num_tokens(self) -> int:
-        """All tokens committed: accepted drafts and one more a round."""
+        """All committed tokens: accepted drafts and one more per round."""
         return int(self.num_accepted.sum()) + self.num_rounds
 
     @property
     def tokens_per_pass(self) -> float:
-        """Mean tokens a target pass commits."""
+        """Mean number of tokens that a target pass commits."""
         return self.num_tokens / self.num_rounds
 
     @property
@@ -107,7 +107,7 @@ class Replay(_Rounds):
 
     @property
     def depth_rates(self) -> npt.NDArray[np.float64]:
-        """Share of the rounds that reached each depth and accepted there, shape (L,); NaN where none got there."""
+        """Share of the rounds that reached each depth and accepted there, shape (L,); NaN where no round got there."""
         accepted = (self.hit_ranks >= 0).sum(0)
         arrived = np.concatenate([[self.num_rounds], accepted])[: len(accepted)]
         rates = np.full(len(accepted), np.nan)
@@ -132,14 +132,14 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
     ----------
     traces : Traces
     policy : Policy
-        A ready-made one, or any object with `name` and `build(candidates, root_token_ids)`.
+        A policy of this package, or any object with `name` and `build(candidates, root_token_ids)`.
 
     Raises
     ------
     ArgumentError
-        There are no positions, a tree is inactive or has an accepted token that the drafter's recorded row lacks, or
-        a tree, or the `widest` one that the policy cut it from, uses the last rank recorded of a row or one past it:
-        more of the drafter's row might have entered it. Record with a larger `width`, or set a smaller budget.
+        There are no positions; a tree is inactive or has an accepted token that the recorded row of the drafter lacks;
+        or a tree, or the `widest` tree from which the policy cut it, uses the last recorded rank of a row or one
+        beyond: then unrecorded ranks might belong into the tree. Record with a larger `width`, or set a smaller budget.
     """
     Checker("replay").kind("traces", traces, Traces)
     check_policy("replay", "policy", policy)
@@ -159,9 +159,9 @@ def _score_batch(
     shown = replace(candidates, token_ids=np.where(is_recorded, candidates.token_ids, _NOT_RECORDED).astype(np.int32))
     tree = policy.build(shown, traces.root_token_ids[rows])
     _check_tree(policy, traces, tree, rows)
-    if hasattr(policy, "widest"):  # what it cut away decided, too
+    if hasattr(policy, "widest"):  # the nodes that were cut away decided, too
         _check_tree(policy, traces, policy.widest(shown, traces.root_token_ids[rows]), rows)
-    # off the accepted path the target's token is unknown, and `accept` never gets there
+    # off the accepted path the target's token is unknown, and `accept` never reaches it
     targets = np.take_along_axis(traces.continuations[rows], np.maximum(tree.depths, 0), axis=1)
     result = accept(tree, targets)
     accepted = result.num_accepted
@@ -181,7 +181,7 @@ def _score_batch(
 
 
 def _check_tree(policy: Policy, traces: Traces, tree: DraftTree, rows: slice) -> None:
-    """Raise unless the tree has one active request a position, fits the draft, and leaves the last ranks alone."""
+    """Raise unless the tree has one active request per position, fits the draft and does not use the last ranks."""
     row_widths = traces.row_widths[rows]
     batch = len(row_widths)
     if not isinstance(tree, DraftTree):
@@ -223,14 +223,15 @@ def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, see
     num_rounds : int, optional
         Draw prompts with replacement until there are this many rounds, at most ten million; default: each prompt once.
     seed : int
-        Of the drawing. The same seed draws the same prompts for every policy.
+        Seed of the drawing. The same seed draws the same prompts for every policy.
 
     Notes
     -----
-    Every round that starts at a recorded position is the one `decode.generate` has there with the same tree, as far
-    as rounding to float32 and other shapes of the target's pass do not move a score past another, and as the policy
-    needs no more of the drafter's rows than was recorded (`EntropyBudget` reads whole rows); the trees are not
-    limited by the end of the text, as those of the last rounds of `generate` are. Each position's tree is built once.
+    A round that starts at a recorded position equals that of `decode.generate` with the same tree at that position,
+    under two conditions: rounding to float32 and other shapes of the target's pass do not change the order of scores,
+    and the policy needs no more of the drafter's rows than was recorded (`EntropyBudget` reads whole rows). The end of
+    the text does not limit the trees, as it does in the last rounds of `generate`. The tree of each position is built
+    once.
 
     Examples
     --------

@@ -30,7 +30,7 @@ class Interval(NamedTuple):
     ----------
     value : float
     low, high : float
-        NaN where fewer than two prompts have rounds: one prompt says nothing about others.
+        NaN where fewer than two prompts have rounds, as one prompt says nothing about others.
     """
 
     value: float
@@ -38,12 +38,12 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """Return e.g. "6.66 (5.92 to 7.67)"."""
+        """Return a text such as "6.66 (5.92 to 7.67)"."""
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def tokens_per_pass(result: Replay, *, samples: int = 1000, confidence: float = 0.95, seed: int = 0) -> Interval:
-    """Return the mean tokens a pass commits, and its percentile interval.
+    """Return the mean number of tokens that a pass commits, and its percentile interval.
 
     Parameters
     ----------
@@ -78,9 +78,9 @@ def speedup(
     ----------
     result : Replay
     cost : callable
-        A cost model, or any function of n; any unit, that of `round_us`.
+        A cost model, or any function of n, in the unit of `round_us`, whichever that is.
     round_us : float
-        What a round costs beyond the target's pass: drafting, building the tree, committing. Finite, at least 0.
+        The cost of a round besides the target's pass: drafting, building the tree, committing. Finite, at least 0.
     samples, confidence, seed
         As in `tokens_per_pass`.
 
@@ -109,7 +109,7 @@ def _round_us(check: Checker, round_us: float) -> float:
 
 
 def _settings(check: Checker, samples: int, confidence: float, seed: int) -> tuple[int, float, int]:
-    """Return the settings of a bootstrap, checked."""
+    """Return the settings of a bootstrap after checking them."""
     samples = check.integer("samples", samples, low=1)
     check.integer("samples", samples, low=1, high=_MOST_SAMPLES)
     seed = check.integer("seed", seed, low=0)
@@ -122,7 +122,7 @@ def _settings(check: Checker, samples: int, confidence: float, seed: int) -> tup
 def _ratio(
     check: Checker, result: Replay, gains: Array, spent: Array, samples: int, confidence: float, seed: int
 ) -> Interval:
-    """Ratio of sums, with prompts drawn with replacement; prompts without rounds play no part."""
+    """Ratio of sums, with prompts drawn with replacement; prompts without rounds are ignored."""
     if result.num_rounds == 0:
         raise ArgumentError(f"{check.function}: `result` has no rounds, expected at least one")
     prompts, of_round = np.unique(result.prompts, return_inverse=True)
@@ -137,15 +137,15 @@ def _ratio(
 
 @dataclass(frozen=True, eq=False)
 class BudgetCurve:
-    """One policy over its budget.
+    """One policy at several budgets.
 
     Attributes
     ----------
     budgets : tuple of int
     tokens_per_pass, speedup : tuple of Interval
-        One a budget; `speedup` is empty without a cost model.
+        One per budget; `speedup` is empty without a cost model.
     expected_tokens_per_pass : float64 array
-        What the draft marginals promise, the mean over the same rounds; NaN for trees without path scores.
+        The expectation under the draft marginals, as a mean over the same rounds; NaN for trees without path scores.
     replays : tuple of Replay
     """
 
@@ -159,7 +159,7 @@ class BudgetCurve:
     def best_budget(self) -> int:
         """The budget of the highest speedup, the smallest on ties; without a cost model, of the most tokens.
 
-        NaN never wins; ArgumentError where there is no other value.
+        NaN values are ignored; ArgumentError if there is no other value.
         """
         values = np.array([interval.value for interval in self.speedup or self.tokens_per_pass])
         if np.isnan(values).all():
@@ -200,7 +200,7 @@ def budget_curve(
     budgets : sequence of int
         At least one.
     policy : callable
-        From a budget to a policy, called in this process: `BestFirst`, `chain`, a lambda.
+        From a budget to a policy, such as `BestFirst`, `chain` or a lambda; called in this process.
     cost : callable, optional
         A cost model, or any function of the nodes besides the root.
     round_us, samples, seed

@@ -22,7 +22,7 @@ def sweep(
     executor: Executor | None = None,
     progress: bool = True,
 ) -> list[Replay]:
-    """Replay several policies; one task a policy.
+    """Replay several policies, one task per policy.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def sweep(
         As in `replay`. The same prompts are drawn for every policy.
     executor : concurrent.futures.Executor, optional
         Runs the tasks: ``ProcessPoolExecutor()`` on a laptop, ``dask.distributed.Client(...).get_executor()`` or
-        ``mpi4py.futures.MPIPoolExecutor()`` on a cluster. Default: this process. The results are the same bits.
+        ``mpi4py.futures.MPIPoolExecutor()`` on a cluster. Default: this process. The results are the same bit for bit.
     progress : bool
         Show a bar on a terminal, when tqdm is installed.
 
@@ -63,7 +63,7 @@ def sweep(
         results = (future.result() for future in futures)
         return list(with_progress(results, len(todo), "sweep", "policy", progress))
     finally:
-        for future in futures:  # after an error or an interrupt, what has not begun need not
+        for future in futures:  # after an error or an interrupt, tasks that have not begun are cancelled
             future.cancel()
 
 

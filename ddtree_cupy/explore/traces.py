@@ -1,4 +1,4 @@
-"""The traces: what the drafter proposed and what the target said, at every position of a text."""
+"""The traces: the proposals of a drafter and the tokens of the target, at every position of a text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -42,16 +42,16 @@ class Traces:
     root_token_ids : int32 array, shape (P,)
         The committed token before the position.
     continuations : int32 array, shape (P, L + 1)
-        The target's own next tokens; column 0 is its token at the position. No tree of depth L outruns them.
+        The target's own next tokens; column 0 is its token at the position. No tree of depth L needs more.
     context_lens : int32 array, shape (P,)
-        Keys in the cache when the round starts; the root's is not among them.
+        Keys in the cache when the round starts, without that of the root.
     prompt_starts : int32 array, shape (Q + 1,)
         Prompt q holds the positions prompt_starts[q] .. prompt_starts[q + 1] - 1, at least one.
     prompt_names : tuple of str
     vocab_size : int
     max_budget : int
-        No best-first tree up to this budget uses the last rank kept of a row, unless that is the whole vocabulary,
-        whatever `max_depth`, `max_children` (one number), `min_path_score` and `spine`.
+        No best-first tree up to this budget uses the last rank kept of a row, unless the row keeps the whole
+        vocabulary. This holds for all `max_depth`, `max_children` (one number), `min_path_score` and `spine`.
     about : dict of str to str
         Where the traces come from; `record` writes temperature and seed.
 
@@ -109,7 +109,7 @@ class Traces:
         Parameters
         ----------
         index : int
-            0 .. Q - 1; nothing counts from the end.
+            0 .. Q - 1; negative numbers are refused.
         """
         index = Checker("Traces.prompt").integer("index", index, low=0, high=self.num_prompts - 1)
         return range(int(self.prompt_starts[index]), int(self.prompt_starts[index + 1]))
@@ -142,7 +142,7 @@ class Traces:
         Raises
         ------
         ShapeError, DTypeError, ArgumentError
-            Also where a position's root or continuation contradicts the position before it.
+            A field does not fit, or the root or continuation of a position contradicts the position before it.
         """
         self._validate_forms()
         positions, starts = self.num_positions, self.prompt_starts
@@ -217,14 +217,14 @@ class Traces:
 
     @classmethod
     def load(cls, path: str | Path = SHIPPED_TRACES, *, max_bytes: int | None = None) -> Self:
-        """Read what `save` wrote; by default the shipped traces of the bundled tiny models on held-out text.
+        """Read a file of `save`; by default the shipped traces of the bundled tiny models on held-out text.
 
         Parameters
         ----------
         path : str or path
         max_bytes : int, optional
-            What the arrays may take in memory; checked before any is expanded. Default: 100 times the size of the
-            file, or 256 MiB if that is more.
+            The most memory that the arrays may take, which is checked before any is expanded. Default: 100 times the
+            size of the file, or 256 MiB if that is more.
 
         Raises
         ------
@@ -248,7 +248,7 @@ class Traces:
 
 
 def _check_about(prompt_names: Any, vocab_size: Any, max_budget: Any, about: Any) -> None:
-    """Check what is not an array, before anything is computed from it."""
+    """Check the fields that are not arrays, before anything is computed from them."""
     check = Checker("Traces")
     check.integer("vocab_size", vocab_size, low=1, high=2**31 - 1)
     check.integer("max_budget", max_budget, low=0)

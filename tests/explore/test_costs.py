@@ -70,7 +70,7 @@ def test_linear_user_and_sum():
     assert user.array(8).tolist() == [10.0 + n / 4 for n in range(9)]
     assert (user + LinearCost(1.0, 0.5))(8) == 12.0 + 1.0 + 4.5
     assert user.budgets == (0, 8, 64)
-    with pytest.raises(ArgumentError, match=r"UserCost: `budget` is 65, expected one inside 0\.\.64"):
+    with pytest.raises(ArgumentError, match=r"UserCost: `budget` is 65, expected one in 0\.\.64"):
         user(65)
     for nodes, times in (((0, 0), (1.0, 2.0)), ((0,), (1.0, 2.0)), ((), ()), ((0,), (0.0,)), ((0,), (np.nan,))):
         with pytest.raises(ArgumentError, match="UserCost"):
