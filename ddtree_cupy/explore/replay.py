@@ -78,7 +78,7 @@ class Replay(_Rounds):
     prompts : int32 array, shape (R,)
         The prompt of that text; resampling decodes some prompts more than once.
     positions : int64 array, shape (R,)
-        Where in the traces it starts.
+        The position in the traces at which the round starts.
     """
 
     draws: npt.NDArray[np.int32]
