@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from typing import Any
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
@@ -55,17 +56,14 @@ def sweep(
         check_policy("sweep", f"policies[{at}]", policy)
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise DTypeError(f"sweep: `executor` is {type(executor).__name__}, expected one with `submit`, or None")
+    options: dict[str, Any] = {"num_rounds": num_rounds, "seed": seed}
     if executor is None:
-        finished = (_replay_task(traces, policy, num_rounds, seed) for policy in todo)
+        finished = (replay(traces, policy, **options) for policy in todo)
         return list(with_progress(finished, len(todo), "sweep", "policy", progress))
-    futures = [executor.submit(_replay_task, traces, policy, num_rounds, seed) for policy in todo]
+    futures = [executor.submit(replay, traces, policy, **options) for policy in todo]
     try:
         results = (future.result() for future in futures)
         return list(with_progress(results, len(todo), "sweep", "policy", progress))
     finally:
         for future in futures:  # after an error or an interrupt, tasks that have not begun are cancelled
             future.cancel()
-
-
-def _replay_task(traces: Traces, policy: Policy, num_rounds: int | None, seed: int) -> Replay:
-    return replay(traces, policy, num_rounds=num_rounds, seed=seed)

@@ -5,13 +5,13 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddtree_cupy._files import written_whole
 from ddtree_cupy._terminal import show
@@ -23,15 +23,13 @@ from ddtree_cupy.decode.tiny.training.drafter import TorchDrafter, block_mask
 from ddtree_cupy.decode.tiny.training.loop import Schedule, train
 from ddtree_cupy.decode.tiny.training.sampling import Continuations, repeats, sample
 from ddtree_cupy.decode.tiny.training.target import TorchTarget, round_to_half
-from ddtree_cupy.decode.tiny.weights import Weights, load_weights, save_weights
+from ddtree_cupy.decode.tiny.weights import load_weights, save_weights
 
 LIBRARY_SHARE = 0.7  # of the training crops; the rest are test modules
 PROMPT_LENS = (16, 48, 96, 160, 256)
 TEMPERATURE_SHARES = {0.0: 0.45, 0.8: 0.45, 1.0: 0.1}
 REAL_TEXT_SHARE = 0.2  # of the drafter's rows
 REAL_TEXT = -1.0  # in place of a temperature
-
-Model = TypeVar("Model", TorchTarget, TorchDrafter)
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,7 @@ def train_target(run: Run, config: TargetConfig, schedule: Schedule, *, batch: i
         with run.autocast():
             return fast(crops(batch, context + 1))
 
-    done = train(model, step, schedule, run.work / "target_checkpoint.pt", "target")
-    if done:
-        _save(run.work / "target.npz", "target", model)
-    return done
+    return _train(run, "target", model, step, schedule)
 
 
 def write_continuations(run: Run, *, rounds: int, batch: int, length: int, seconds: float) -> None:
@@ -158,10 +153,7 @@ def train_drafter(
         with run.autocast():
             return fast(tokens, temperatures, anchors, block_mask(anchors, length, config))
 
-    done = train(model, step, schedule, run.work / "drafter_checkpoint.pt", "drafter")
-    if done:
-        _save(run.work / "drafter.npz", "drafter", model)
-    return done
+    return _train(run, "drafter", model, step, schedule)
 
 
 def evaluate(run: Run, *, prompts: int) -> dict[str, object]:
@@ -181,22 +173,26 @@ def evaluate(run: Run, *, prompts: int) -> dict[str, object]:
 
 def load_target(run: Run) -> TorchTarget:
     """Load `target.npz`, frozen."""
-    config, weights = load_weights(run.work / "target.npz", "target", TargetConfig)
-    return _freeze(run, TorchTarget(config), weights)
+    return _load(run, "target", TargetConfig, TorchTarget)
 
 
 def load_drafter(run: Run) -> TorchDrafter:
     """Load `drafter.npz`, frozen."""
-    config, weights = load_weights(run.work / "drafter.npz", "drafter", DrafterConfig)
-    return _freeze(run, TorchDrafter(config), weights)
+    return _load(run, "drafter", DrafterConfig, TorchDrafter)
 
 
-def _freeze(run: Run, model: Model, weights: Weights) -> Model:
+def _load(run: Run, kind: str, config_type: type, model_type: type) -> nn.Module:
+    config, weights = load_weights(run.work / f"{kind}.npz", kind, config_type)
+    model = model_type(config)
     model.load_state_dict({name: torch.from_numpy(value).float() for name, value in weights.items()})
     return model.to(run.device).eval().requires_grad_(False)
 
 
-def _save(path: Path, kind: str, model: TorchTarget | TorchDrafter) -> None:
-    round_to_half(model)
-    weights = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
-    save_weights(path, kind, model.config, weights)
+def _train(run: Run, kind: str, model: nn.Module, step: Callable[[int], Tensor], schedule: Schedule) -> bool:
+    """Train a model and, when its budget is spent, write its weights file."""
+    done = train(model, step, schedule, run.work / f"{kind}_checkpoint.pt", kind)
+    if done:
+        round_to_half(model)
+        weights = {name: value.cpu().numpy() for name, value in model.state_dict().items()}
+        save_weights(run.work / f"{kind}.npz", kind, model.config, weights)
+    return done
