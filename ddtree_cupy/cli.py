@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from ddtree_cupy import _doctor, build_tree, emulate
 from ddtree_cupy._files import open_arrays, read_array, written_whole
 from ddtree_cupy._terminal import EXIT_FAILED, run_command, show
-from ddtree_cupy.containers import DraftTree, drawing
+from ddtree_cupy.containers import drawing
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 DEFAULT_PROMPT = '''import os
@@ -37,12 +36,13 @@ EXIT_TEXTS_DIFFER = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage, 3 the three texts differ."""
-    return run_command("ddtree", lambda: _run(_parser().parse_args(arguments)))
 
+    def run() -> int:
+        options = _parser().parse_args(arguments)
+        code: int = options.run(options)
+        return code
 
-def _run(options: argparse.Namespace) -> int:
-    code: int = options.run(options)
-    return code
+    return run_command("ddtree", run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,12 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     decode.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     decode.add_argument("--seed", type=int, default=0, help="for sampling (default 0)")
     decode.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="default: float32")
-    decode.add_argument(
-        "--backend",
-        choices=("numpy", "emulate", "cupy"),
-        default="numpy",
-        help="references, CUDA kernels on the CPU (slow), or CUDA",
-    )
+    backends: dict[str, Any] = {"choices": ("numpy", "emulate", "cupy"), "default": "numpy"}
+    decode.add_argument("--backend", **backends, help="references, CUDA kernels on the CPU (slow), or CUDA")
     decode.set_defaults(run=_decode)
 
     tree = commands.add_parser("tree", help="build a draft tree from a logits file")
@@ -94,18 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True)
-class _Way:
-    """One of the three ways to decode."""
-
-    name: str
-    budget: int
-    max_children: int | None
-
-
 def _decode(options: argparse.Namespace) -> int:
-    emulated = emulate.active() if options.backend == "emulate" else contextlib.nullcontext()
-    with emulated:
+    with emulate.active() if options.backend == "emulate" else contextlib.nullcontext():
         return _decode_three_ways(options)
 
 
@@ -116,33 +102,26 @@ def _decode_three_ways(options: argparse.Namespace) -> int:
     models = {"dtype": np.dtype(options.dtype), "backend": "cupy" if options.backend == "cupy" else "numpy"}
     target, drafter = TinyTarget.load(**models), TinyDrafter.load(**models)
     prompt = np.frombuffer(os.fsencode(options.prompt), np.uint8)
-    ways = (
-        _Way(f"tree, budget {options.budget}", options.budget, None),
-        _Way(f"chain, {drafter.draft_len} drafts", drafter.draft_len, 1),
-        _Way("autoregressive", 0, None),
-    )
+    tree = f"tree, budget {options.budget}"
+    ways: dict[str, tuple[int, int | None]] = {  # name -> budget, max_children
+        tree: (options.budget, None),
+        f"chain, {drafter.draft_len} drafts": (drafter.draft_len, 1),
+        "autoregressive": (0, None),
+    }
+    shared = {name: getattr(options, name) for name in ("max_new_tokens", "temperature", "seed")}
     results: dict[str, Generation] = {}
-    for way in ways:
-        stream = generate_rounds(
-            target,
-            drafter,
-            prompt,
-            budget=way.budget,
-            max_new_tokens=options.max_new_tokens,
-            temperature=options.temperature,
-            seed=options.seed,
-            max_children=way.max_children,
-        )
-        if way is ways[0] and not options.json:
+    for way, (budget, max_children) in ways.items():
+        stream = generate_rounds(target, drafter, prompt, budget=budget, max_children=max_children, **shared)
+        if way == tree and not options.json:
             stream = _show_text(options.prompt, stream)
         else:
-            stream = _with_progress(way.name, options.max_new_tokens, stream)
-        results[way.name] = Generation.from_rounds(stream)
+            stream = _with_progress(way, options.max_new_tokens, stream)
+        results[way] = Generation.from_rounds(stream)
 
     texts = {result.token_ids.tobytes() for result in results.values()}
-    rows = [_decode_row(way.name, results[way.name]) for way in reversed(ways)]
+    rows = [_decode_row(way, results[way]) for way in reversed(ways)]
     if options.json:
-        text = bytes(results[ways[0].name].token_ids.astype(np.uint8)).decode("utf-8", "replace")
+        text = bytes(results[tree].token_ids.astype(np.uint8)).decode("utf-8", "replace")
         show(json.dumps({"prompt": options.prompt, "text": text, "identical": len(texts) == 1, "ways": rows}))
     else:
         show(f"\n{'way':<18}{'target passes':>15}{'tokens per pass':>17}{'seconds':>10}{'ms per token':>14}")
@@ -202,15 +181,10 @@ def _tree(options: argparse.Namespace) -> int:
         raise ShapeError(f"{options.file} holds an array of shape {logits.shape}, expected (draft_len, vocab_size)")
     if options.root < 0:
         raise ArgumentError(f"--root is {options.root}, expected a token id")
-    tree = build_tree(
-        logits,
-        budget=options.budget,
-        root_token_ids=options.root,
-        max_depth=options.max_depth,
-        max_children=options.max_children,
-        min_path_score=options.min_path_score,
-        spine=options.spine,
-    )
+    limits = {
+        name: getattr(options, name) for name in ("budget", "max_depth", "max_children", "min_path_score", "spine")
+    }
+    tree = build_tree(logits, root_token_ids=options.root, **limits)
     count = int(tree.num_nodes)
     parents, scores = tree.parents[:count].tolist(), tree.path_scores[:count]  # type: ignore[index]
     labels = [f"{token} p={p:.3f}" for token, p in zip(tree.token_ids[:count].tolist(), np.exp(scores), strict=True)]
@@ -219,7 +193,8 @@ def _tree(options: argparse.Namespace) -> int:
         with written_whole(options.svg) as stream:
             stream.write(drawing.tree_svg(parents, labels, titles).encode())
     if options.save:
-        _save_tree(options.save, tree)
+        with written_whole(options.save) as stream:
+            np.savez(stream, **{name: array for name, array in vars(tree).items() if array is not None})
     if options.json:
         names = ("token_ids", "parents", "depths", "path_scores")
         show(json.dumps({name: getattr(tree, name)[:count].tolist() for name in names}))
@@ -246,11 +221,6 @@ def _load_logits(file: Path) -> Any:
         if name is not None:
             return arrays.read(name)
     raise ArgumentError(f"{file} holds {', '.join(names) or 'nothing'}, expected one array or `draft_logits`")
-
-
-def _save_tree(file: Path, tree: DraftTree) -> None:
-    with written_whole(file) as stream:
-        np.savez(stream, **{name: array for name, array in vars(tree).items() if array is not None})
 
 
 def _run_doctor(options: argparse.Namespace) -> int:
