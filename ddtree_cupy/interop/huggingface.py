@@ -241,22 +241,17 @@ def to_huggingface(
     }
 
 
-def from_huggingface(
-    arrays: Mapping[str, Array],
-    context_lens: npt.ArrayLike,
-    *,
-    num_nodes: npt.ArrayLike | None = None,
-    context_padding: str = "left",
-    past_len: int | None = None,
-) -> DraftTree:
+def from_huggingface(arrays: Mapping[str, Array], context_lens: npt.ArrayLike, **options: Any) -> DraftTree:
     """Make a tree of input_ids, attention_mask and position_ids, with its request axis; the positions are checked.
 
     Parameters
     ----------
     arrays : mapping of str to array
         The keys of `to_huggingface`; others are ignored.
-    context_lens, num_nodes, context_padding, past_len
-        As in `from_huggingface_mask`.
+    context_lens : int or int array_like, shape (B)
+        Keys already in the cache, without the root.
+    **options
+        Those of `from_huggingface_mask`.
 
     Returns
     -------
@@ -278,9 +273,7 @@ def from_huggingface(
     """
     call = Call("from_huggingface")
     call.mapping(arrays, ("input_ids", "attention_mask", "position_ids"))
-    mask = from_huggingface_mask(
-        arrays["attention_mask"], context_lens, num_nodes=num_nodes, context_padding=context_padding, past_len=past_len
-    )
+    mask = from_huggingface_mask(arrays["attention_mask"], context_lens, **options)
     tree = call.tree_behind(mask, "input_ids", arrays["input_ids"])
     batch, size = tree.token_ids.shape
     positions = call.integers("position_ids", arrays["position_ids"], (batch, size))

@@ -1,6 +1,6 @@
 """What all displays share: one base class, colours, legends and labels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from ddtree_cupy.viz._arguments import Arguments, Array, Floats, Integers
@@ -54,6 +54,14 @@ class Display:
             ax = plt.subplots(figsize=(width, height), layout="constrained")[1]
         self.ax_, self.figure_ = ax, ax.figure
         return ax
+
+    def _draw(
+        self, ax: Axes, kind: str, kw: dict[str, Any], **pictures: Callable[[Axes, dict[str, Any]], None]
+    ) -> Self:
+        """Draw one of several pictures, the keywords of which are the kinds."""
+        self._check("plot").choice("kind", kind, tuple(pictures))
+        pictures[kind](ax, kw)
+        return self
 
     def _name_axes(self, x: str, y: str, *, grid: bool = False) -> None:
         """Name both axes of a chart, hide its upper and right line, and draw a grid below the data if wanted."""

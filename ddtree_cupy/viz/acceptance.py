@@ -127,18 +127,10 @@ class AcceptanceDisplay(Display):
         **kw
             Options of `bar` or `imshow`.
         """
-        self._check("plot").choice("kind", kind, ("depth", "rank"))
-        if kind == "depth":
-            self._plot_depth(self._on_axes(ax, 5.2, 3.2), kw)
-        else:
-            rates = self.rank_rates()
-            if not rates.size:
-                raise self._check("plot").error("no round accepted a token, expected one for kind 'rank'")
-            height, width = (float(np.clip(1.3 + 0.34 * n, 2.2, 6.5)) for n in rates.shape)
-            self._plot_rank(self._on_axes(ax, width + 1.4, height), rates, kw)
-        return self
+        return self._draw(ax, kind, kw, depth=self._plot_depth, rank=self._plot_rank)
 
     def _plot_depth(self, ax: Axes, kw: dict[str, Any]) -> None:
+        ax = self._on_axes(ax, 5.2, 3.2)
         rates = self.stop_rates()
         depths = np.arange(len(rates))
         self.bars_ = ax.bar(depths, rates, **{"color": c.SKY, "width": 0.8, "label": "rounds that stop here", **kw})
@@ -151,7 +143,12 @@ class AcceptanceDisplay(Display):
         self._name_axes("accepted draft tokens (depth)", f"fraction of {len(self.num_accepted):,} rounds")
         self.legend_ = ax.legend(frameon=False, fontsize=8)
 
-    def _plot_rank(self, ax: Axes, rates: Any, kw: dict[str, Any]) -> None:
+    def _plot_rank(self, ax: Axes, kw: dict[str, Any]) -> None:
+        rates = self.rank_rates()
+        if not rates.size:
+            raise self._check("plot").error("no round accepted a token, expected one for kind 'rank'")
+        height, width = (float(np.clip(1.3 + 0.34 * n, 2.2, 6.5)) for n in rates.shape)
+        ax = self._on_axes(ax, width + 1.4, height)
         self.image_ = ax.imshow(rates, **{"cmap": c.SCORES, "vmin": 0, "aspect": "auto", **kw})
         middle = sum(self.image_.get_clim()) / 2
         self.texts_ = []

@@ -80,10 +80,8 @@ class BenchDisplay(Display):
         self.low_us, self.high_us = arrays["low_us"], arrays["high_us"]
         self.flops, self.bytes_moved = arrays["flops"], arrays["bytes_moved"]
         check.both_or_none(low_us=low_us, high_us=high_us)
-        for argument, peak in (
-            ("peak_flops_per_second", peak_flops_per_second),
-            ("peak_bytes_per_second", peak_bytes_per_second),
-        ):
+        peaks = {"peak_flops_per_second": peak_flops_per_second, "peak_bytes_per_second": peak_bytes_per_second}
+        for argument, peak in peaks.items():
             if peak is not None:
                 check.real(argument, peak, above=0)
         self.peak_flops_per_second, self.peak_bytes_per_second = peak_flops_per_second, peak_bytes_per_second

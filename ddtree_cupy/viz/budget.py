@@ -179,16 +179,14 @@ class BudgetDisplay(Display):
         if low is not None and high is not None:
             self.band_ = ax.fill_between(self.budgets, low, high, color=c.BLUE, alpha=0.2, lw=0, label="interval")
         if self.budgets[-1] > 32 if log is None else log:
-            ax.set_xscale("symlog" if self.budgets[0] == 0 else "log", base=2, **self._linear_part())
+            from_zero = self.budgets[0] == 0
+            ax.set_xscale("symlog" if from_zero else "log", base=2, **({"linthresh": 1.0} if from_zero else {}))
             ax.xaxis.set_major_formatter("{x:.0f}")
         self.best_ = self._mark_best(ax) if kind == "speedup" else None
         height = "tokens per target pass" if kind == "tokens" else "speedup over plain decoding"
         self._name_axes("budget (nodes besides the root)", height, grid=True)
         self.legend_ = ax.legend(frameon=False, fontsize=8)
         return self
-
-    def _linear_part(self) -> dict[str, float]:
-        return {"linthresh": 1.0} if self.budgets[0] == 0 else {}
 
     def _mark_best(self, ax: Axes) -> Any:
         best = self.best_budget()

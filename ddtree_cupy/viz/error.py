@@ -125,9 +125,8 @@ class ErrorDisplay(Display):
         The first two axes are node and head; the maximum is taken over the others.
         """
         if self.error.ndim < 2:
-            raise self._check().error(
-                f"`error` is {self.error.shape}, expected (num_nodes, num_heads, ...)", ShapeError
-            )
+            wanted = "expected (num_nodes, num_heads, ...)"
+            raise self._check().error(f"`error` is {self.error.shape}, {wanted}", ShapeError)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.error == 0, 0.0, self.error / self.allowed)
         flat = np.where(np.isnan(ratio), np.inf, ratio).reshape(*self.error.shape[:2], -1)
@@ -143,16 +142,10 @@ class ErrorDisplay(Display):
         **kw
             Options of `scatter` or `imshow`.
         """
-        self._check("plot").choice("kind", kind, ("scatter", "map"))
-        if kind == "scatter":
-            self._plot_scatter(self._on_axes(ax, 4.6, 4.2), kw)
-        else:
-            ratios = self.ratios()
-            height, width = (float(np.clip(1.6 + 0.2 * n, 2.6, 7.0)) for n in ratios.shape)
-            self._plot_map(self._on_axes(ax, width + 1.6, height), ratios, kw)
-        return self
+        return self._draw(ax, kind, kw, scatter=self._plot_scatter, map=self._plot_map)
 
     def _plot_scatter(self, ax: Axes, kw: dict[str, Any]) -> None:
+        ax = self._on_axes(ax, 4.6, 4.2)
         error, allowed, failed = self.error.ravel(), self.allowed.ravel(), self.failures.ravel()
         finite = np.isfinite(error)
         both = np.concatenate([error[finite], allowed])
@@ -186,16 +179,17 @@ class ErrorDisplay(Display):
         sign, verdict = ("<=", "passes") if self._rms_passes else (">", "fails")
         return [Line2D([], [], ls="", label=f"RMS {self.rms_error:.2g} {sign} {self.rms_allowed:.2g}: {verdict}")]
 
-    def _plot_map(self, ax: Axes, ratios: Any, kw: dict[str, Any]) -> None:
-        shown = np.minimum(ratios, 2.0)
+    def _plot_map(self, ax: Axes, kw: dict[str, Any]) -> None:
+        ratios = self.ratios()
+        height, width = (float(np.clip(1.6 + 0.2 * n, 2.6, 7.0)) for n in ratios.shape)
+        ax = self._on_axes(ax, width + 1.6, height)
         options = {"cmap": c.SCORES, "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest", **kw}
-        self.image_ = ax.imshow(shown, **options)
+        self.image_ = ax.imshow(np.minimum(ratios, 2.0), **options)
         nodes, heads = np.nonzero(ratios > 1)
         self.marks_ = None
         if nodes.size:
-            self.marks_ = ax.scatter(
-                heads, nodes, marker="x", color=c.VERMILLION, s=24, lw=1.6, label=f"above 1: {nodes.size:,}"
-            )
+            note = f"above 1: {nodes.size:,}"
+            self.marks_ = ax.scatter(heads, nodes, marker="x", color=c.VERMILLION, s=24, lw=1.6, label=note)
         handles = [*([] if self.marks_ is None else [self.marks_]), *self._rms_note()]
         self.legend_ = c.legend_above(ax, handles, columns=2) if handles else None
         ax.set_xlabel("head")

@@ -88,13 +88,8 @@ class PageTableDisplay(Display):
         table, lens = check.on_host("kv.page_table", kv.page_table), check.on_host("kv", kv.context_lens)
         if chosen is not None:
             table, lens = table[chosen], lens[chosen]
-        return cls(
-            table,
-            page_size=kv.page_size,
-            context_len=int(lens),
-            num_nodes=num_nodes,
-            num_pages=int(kv.ckv.shape[0]),
-        )
+        pool = {"page_size": kv.page_size, "num_pages": int(kv.ckv.shape[0])}
+        return cls(table, context_len=int(lens), num_nodes=num_nodes, **pool)
 
     @property
     def num_entries(self) -> int:
@@ -208,18 +203,11 @@ class PageTableDisplay(Display):
         if len(ends) > 256:  # heads would hide each other, and each patch takes milliseconds
             options = {"color": colors, "lw": width, **{key: kw[key] for key in kw if key not in _HEAD}}
             return [ax.add_collection(LineCollection(list(ends), **options), autolim=False)]
-        drawn = []
-        for pair, color in zip(ends.tolist(), colors, strict=True):
-            options = {
-                "arrowstyle": "-|>",
-                "mutation_scale": 8,
-                "color": color,
-                "lw": width,
-                "shrinkA": 0,
-                "shrinkB": 0,
-            }
-            drawn.append(ax.add_patch(FancyArrowPatch(*pair, **{**options, **kw})))
-        return drawn
+        head = {"arrowstyle": "-|>", "mutation_scale": 8, "shrinkA": 0, "shrinkB": 0}
+        return [
+            ax.add_patch(FancyArrowPatch(*pair, **{"color": color, "lw": width, **head, **kw}))
+            for pair, color in zip(ends.tolist(), colors, strict=True)
+        ]
 
     def _legend(self, ax: Axes) -> Any:
         from matplotlib.patches import Patch

@@ -77,11 +77,9 @@ class TreeDisplay(Display):
             wanted = "-1" if node == 0 else f"0..{node - 1}"
             raise check.error(f"`parents[{node}]` is {self.parents[node]}, expected {wanted}")
         self.path_scores = None if path_scores is None else check.floats("path_scores", path_scores, 1)
-        self.target_token_ids = (
-            None if target_token_ids is None else check.integers("target_token_ids", target_token_ids)
-        )
-        optional = {"path_scores": self.path_scores, "target_token_ids": self.target_token_ids}
-        check.same_length("token_ids", self.token_ids, **optional)
+        targets = None if target_token_ids is None else check.integers("target_token_ids", target_token_ids)
+        self.target_token_ids = targets
+        check.same_length("token_ids", self.token_ids, path_scores=self.path_scores, target_token_ids=targets)
         self.accepted = None if accepted is None else check.integers("accepted", accepted)
         self.bonus_token = None if bonus_token is None else check.integer("bonus_token", bonus_token, low=-1)
         self._check_path(check)
@@ -99,10 +97,8 @@ class TreeDisplay(Display):
             return
         inside = path.size > 0 and path.min() >= 0 and path.max() < len(self.parents)
         if not inside or path[0] != 0 or (self.parents[path[1:]] != path[:-1]).any():
-            raise check.error(
-                f"`accepted` is {path.tolist()}, expected node indices from the root 0 down, each the parent "
-                f"of the next, without padding",
-            )
+            wanted = "expected node indices from the root 0 down, each the parent of the next, without padding"
+            raise check.error(f"`accepted` is {path.tolist()}, {wanted}")
 
     @property
     def _has_bonus(self) -> bool:

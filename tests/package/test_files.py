@@ -127,16 +127,18 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
 # Reading. Each of the three reads the `.npz` at a path and returns what it said.
 
 
-def read_weights(path):
+def refusal_of(load, path, *about):
     with pytest.raises(WeightsError) as caught:
-        load_weights(path, "target", TargetConfig)
+        load(path, *about)
     return str(caught.value)
+
+
+def read_weights(path):
+    return refusal_of(load_weights, path, "target", TargetConfig)
 
 
 def read_traces(path):
-    with pytest.raises(WeightsError) as caught:
-        Traces.load(path)
-    return str(caught.value)
+    return refusal_of(Traces.load, path)
 
 
 def read_logits(path):
