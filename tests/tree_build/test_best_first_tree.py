@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddtree_cupy import Candidates, best_first_tree
+from ddtree_cupy import Candidates
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import candidate_tables, seeds
 from ddtree_cupy.tree_build import reference
@@ -15,7 +15,6 @@ from tests.tree_build.cases import (
     ROOT,
     build,
     options,
-    oracle_prefixes,
     request,
     table,
     tables,
@@ -23,27 +22,6 @@ from tests.tree_build.cases import (
 )
 
 INF, NAN = np.inf, np.nan
-
-
-# ---- against brute force ----
-
-
-@given(candidates=tables, chosen=options, data=st.data())
-def test_best_first_tree_matches_oracle(candidates, chosen, data):
-    if not candidates.is_batched:
-        candidates = candidates.with_batch()
-    batch = len(candidates.lse)
-    budgets = np.array([data.draw(st.integers(0, 40)) for _ in range(batch)], np.int32)
-    roots = np.array([data.draw(st.integers(0, 99)) for _ in range(batch)], np.int32)
-    capacity = data.draw(st.none() | st.integers(0, 30))
-    tree = best_first_tree(candidates, budget=budgets, root_token_ids=roots, capacity=capacity, **chosen).validate()
-    size = int(budgets.max(initial=0)) if capacity is None else capacity
-    assert tree.token_ids.shape == (batch, size + 1)
-    for b in range(batch):
-        one = request(candidates, b)
-        prefixes = oracle_prefixes(one, min(int(budgets[b]), size), **chosen)
-        status = int(np.isnan(one.lse).any())
-        assert_identical(request(tree, b), tree_of(prefixes, root=int(roots[b]), capacity=size, status=status))
 
 
 @given(
@@ -103,9 +81,6 @@ def test_best_first_tree_reference_is_identical_with_marginal_expand(candidates,
     assert_identical(replace(call(candidates=None, expand=expand), status=marginal.status), marginal)
 
 
-# ---- metamorphic properties ----
-
-
 @given(candidates=candidate_tables(batched=False, max_width=4), budget=st.integers(0, 40))
 @example(candidates=table([[0, 0], [0, 0]]), budget=6)
 def test_best_first_tree_matches_its_contract(candidates, budget):
@@ -129,61 +104,6 @@ def test_best_first_tree_is_identical_to_a_prefix_of_a_larger_budget(candidates,
         assert_identical(getattr(small, name), np.where(kept, getattr(large, name), np.int32(-1)), name=name)
     assert_identical(small.path_scores, np.where(kept, large.path_scores, -INF))
     assert_identical(small.visibility_bits, np.where(kept[..., None], large.visibility_bits, np.uint32(0)))
-
-
-@given(candidates=tables, chosen=options, budget=st.integers(0, 20), wider=st.integers(0, 40))
-def test_best_first_tree_is_invariant_under_capacity(candidates, chosen, budget, wider):
-    """A larger capacity only pads; a smaller one clamps the budget."""
-    plain = build(candidates, budget, **chosen)
-    padded = build(candidates, budget, capacity=budget + wider, **chosen)
-    clamped = build(candidates, budget + wider, capacity=budget, **chosen)
-    assert_identical(clamped, plain)
-    for name in ("token_ids", "parents", "depths", "first_child", "next_sibling", "path_scores"):
-        array = getattr(padded, name)
-        assert_identical(array[..., : budget + 1], getattr(plain, name), name=name)
-        assert (array[..., budget + 1 :] == (-INF if name == "path_scores" else -1)).all()
-    assert_identical(padded.num_nodes, plain.num_nodes)
-    assert_identical(padded.visibility[..., : budget + 1, : budget + 1], plain.visibility)
-    assert not padded.visibility_bits[..., budget + 1 :, :].any()
-
-
-@given(candidates=tables, chosen=options, budget=st.integers(0, 3))
-def test_best_first_tree_is_invariant_under_unused_candidates(candidates, chosen, budget):
-    """A node of rank r has r better siblings, so K = budget candidates are enough."""
-    narrow = Candidates(candidates.token_ids[..., :budget], candidates.logits[..., :budget], candidates.lse)
-    assert_identical(build(narrow, budget, **chosen), build(candidates, budget, **chosen))
-
-
-@given(candidates=tables, chosen=options, budget=st.integers(0, 20), limit=st.integers(0, 4))
-def test_best_first_tree_is_identical_to_truncated_input(candidates, chosen, budget, limit):
-    """max_depth is the same as dropping rows, max_children the same as dropping columns."""
-    chosen = {**chosen, "max_depth": None, "max_children": None}
-    rows = Candidates(
-        candidates.token_ids[..., :limit, :], candidates.logits[..., :limit, :], candidates.lse[..., :limit]
-    )
-    columns = Candidates(candidates.token_ids[..., :limit], candidates.logits[..., :limit], candidates.lse)
-    by_depth = build(candidates, budget, **{**chosen, "max_depth": limit})
-    assert_identical(replace(by_depth, status=build(rows, budget, **chosen).status), build(rows, budget, **chosen))
-    by_width = build(candidates, budget, **{**chosen, "max_children": limit})
-    assert_identical(by_width, build(columns, budget, **chosen))
-    assert_identical(build(candidates, budget, **{**chosen, "max_children": [limit] * 4}), by_width)
-
-
-@given(candidates=candidate_tables(batched=True, max_width=4, bad_rows=True), chosen=options, data=st.data())
-def test_best_first_tree_is_identical_unbatched(candidates, chosen, data):
-    """Unequal budgets per request: nothing of a request depends on its neighbours."""
-    batch = len(candidates.lse)
-    budgets = np.array([data.draw(st.integers(0, 20)) for _ in range(batch)], np.int32)
-    roots = np.arange(batch, dtype=np.int32) + 3
-    tree = best_first_tree(candidates, budget=budgets, root_token_ids=roots, capacity=20, **chosen)
-    for b in range(batch):
-        how = {"capacity": 20, **chosen}
-        one = request(candidates, b)
-        alone = best_first_tree(one, budget=int(budgets[b]), root_token_ids=int(roots[b]), **how)
-        assert_identical(alone, request(tree, b))
-        assert alone.num_nodes.shape == ()
-        arrays = best_first_tree(one, budget=budgets[b, ...], root_token_ids=roots[b, ...], **how)
-        assert_identical(arrays, alone)
 
 
 @given(candidates=candidate_tables(max_width=4), budget=st.integers(0, 20), level=st.integers(0, 3))

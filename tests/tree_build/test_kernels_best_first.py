@@ -1,11 +1,11 @@
-"""The kernels best_first and topology: bit-identical to the reference, on the emulator and on the GPU."""
+"""best_first_tree against sorting all prefixes, and its kernels and topology against the reference, bit for bit."""
 
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_cupy import Candidates, best_first_tree, build_tree, emulate, top_candidates
@@ -15,7 +15,16 @@ from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import candidate_tables, draft_logits, draft_trees
 from ddtree_cupy.tree_build import kernel
 from ddtree_cupy.tree_build.api import best_first_tree_workspace_bytes, build_tree_workspace_bytes
-from tests.tree_build.cases import batch_of, garbage_like, options, t6_candidates
+from tests.tree_build.cases import (
+    batch_of,
+    garbage_like,
+    options,
+    oracle_prefixes,
+    request,
+    t6_candidates,
+    tables,
+    tree_of,
+)
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 schedules = st.integers(0, 9)
@@ -38,25 +47,28 @@ def check(backend, candidates, **arguments):
     return found
 
 
-@given(
-    candidates=candidate_tables(max_width=6, bad_rows=True, batched=True),
-    chosen=options,
-    capacity=st.integers(0, 70),
-    data=st.data(),
-)
-def test_best_first_tree_matches_reference(kernels, candidates, chosen, capacity, data):
-    """Ragged budgets, some above the capacity, and inactive requests."""
-    batch = len(candidates.lse)
+@given(candidates=tables, chosen=options, data=st.data(), seed=schedules)
+def test_best_first_tree_matches_oracle(backend, candidates, chosen, data, seed):
+    """Ragged budgets, some above the capacity, and inactive requests; also for one request without the batch axis."""
+    if not candidates.is_batched:
+        candidates = candidates.with_batch()
+    if backend.name != "numpy":
+        logits, lse = candidates.logits.astype(np.float32), candidates.lse.astype(np.float32)
+        candidates = Candidates(candidates.token_ids, logits, lse)
+    backend, batch = replace(backend, seed=seed), len(candidates.lse)
     budgets = np.array([data.draw(st.integers(0, 80)) for _ in range(batch)], np.int32)
-    roots = np.array([data.draw(st.integers(-1, 3)) for _ in range(batch)], np.int32)
-    backend = replace(kernels, seed=data.draw(schedules))
-    check(backend, candidates, budget=budgets, root_token_ids=roots, capacity=capacity, **chosen)
-
-
-@given(candidates=candidate_tables(max_width=5, batched=False), budget=st.integers(0, 40), seed=schedules)
-@example(candidates=t6_candidates(), budget=5, seed=0)
-def test_best_first_tree_matches_reference_unbatched(kernels, candidates, budget, seed):
-    check(replace(kernels, seed=seed), candidates, budget=budget, root_token_ids=7)
+    roots = np.array([data.draw(st.integers(-1, 99)) for _ in range(batch)], np.int32)
+    size = data.draw(st.integers(0, 70))
+    tree = backend(best_first_tree, candidates, budget=budgets, root_token_ids=roots, capacity=size, **chosen)
+    assert tree.validate().token_ids.shape == (batch, size + 1)
+    for b, root in enumerate(roots.tolist()):
+        one = request(candidates, b)
+        if root >= 0:
+            prefixes = oracle_prefixes(one, min(int(budgets[b]), size), **chosen)
+            wanted = tree_of(prefixes, root=root, capacity=size, status=int(np.isnan(one.lse).any()))
+            assert_identical(request(tree, b), wanted)
+        arguments = {"budget": budgets[b, ...], "root_token_ids": roots[b, ...], "capacity": size, **chosen}
+        assert_identical(backend(best_first_tree, one, **arguments), request(tree, b))
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -145,19 +157,22 @@ def test_topology_never_reads_padding_nor_follows_bad_parents(kernels, tree, see
 
 
 @given(
-    logits=draft_logits(non_finite=True, max_vocab=30, batched=True),
+    logits=draft_logits(
+        max_vocab=30, dtypes=("float32", "float16", "bfloat16", "float64"), non_finite=True, strided=None
+    ),
     chosen=options,
     budget=st.integers(0, 50),
     seed=schedules,
 )
-def test_build_tree_matches_reference_on_its_own_candidates(kernels, logits, chosen, budget, seed):
-    backend = replace(kernels, seed=seed)
-    logits = np.ascontiguousarray(logits)
-    tree = backend(build_tree, logits, budget=budget, root_token_ids=3, check_finite=False, **chosen)
-    limit = chosen.get("max_children", budget)
-    k = min(budget, limit if isinstance(limit, int) else max(limit, default=0))
-    candidates = backend(top_candidates, logits, k, check_finite=False)
-    assert_identical(tree, best_first_tree(candidates, budget=budget, root_token_ids=3, **chosen))
+def test_build_tree_is_identical_to_its_two_stages(backend, logits, chosen, budget, seed):
+    """The candidates of the whole vocabulary give the same tree as the few that the budget can use."""
+    if logits.dtype == np.float64 and backend.name != "numpy":
+        logits = logits.astype(np.float32)
+    backend = replace(backend, seed=seed)
+    arguments = {"budget": budget, "root_token_ids": 3, "capacity": budget, **chosen}
+    tree = backend(build_tree, logits, check_finite=False, **arguments).validate()
+    candidates = backend(top_candidates, logits, logits.shape[-1], check_finite=False)
+    assert_identical(tree, best_first_tree(candidates, **arguments))
 
 
 @pytest.mark.parametrize("budgets", [[-(2**31), 2**31 - 1, 3, -1], [0, 4, 2**30, 9]])
