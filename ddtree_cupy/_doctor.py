@@ -1,4 +1,4 @@
-"""What is installed here, which backends work, and why the others do not."""
+"""A report on this machine: what is installed, which backends work, and why the others do not."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ def report() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
         "backends": {
-            "numpy": {"works": True, "reason": "always there"},
+            "numpy": {"works": True, "reason": "always available"},
             "emulate": {
                 "works": emulator_works,
                 "reason": f"compiler {emulate.compiler()}" if emulator_works else emulator_reason,

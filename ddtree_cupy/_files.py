@@ -1,4 +1,4 @@
-"""Files: written whole or not at all; read header first, so that a small file cannot ask for much memory."""
+"""Files: written completely or not at all; read header first, so that a small file cannot take much memory."""
 
 import ast
 import contextlib
@@ -25,17 +25,17 @@ HEADER = "__header__"  # the array that holds a file's JSON, as bytes
 
 _MAX_JSON_BYTES = 4 << 20  # empty lists take 25 times as much in memory
 _MAX_ARRAY_HEADER = 10_000  # characters; NumPy's own limit
-_FREE_BYTES = 256 << 20  # what any file may take in memory ...
+_FREE_BYTES = 256 << 20  # every file may take so much memory ...
 _MAX_RATIO = 100  # ... or this many times its own size, if that is more; weights and traces take 1 to 10 times
 _SIMPLE_TYPE = re.compile(r"[<>|=]?[biufcU][1-9]\d{0,8}")
 
 
 @contextlib.contextmanager
 def written_whole(path: str | Path) -> Iterator[BinaryIO]:
-    """Give a stream whose content becomes the file when the block ends without an error; else nothing changes.
+    """Yield a stream whose content becomes the file when the block ends without an error; else nothing changes.
 
-    The content is written aside and renamed. Links are followed. What is not a regular file (a FIFO, a device) cannot
-    be replaced and is written in place. An OSError names `path` as given.
+    The content is written to a second file, which is renamed. Links are followed. A file that is not regular (a FIFO, a
+    device) cannot be replaced and is written in place. An OSError names `path` as given.
     """
     try:
         try:
@@ -97,9 +97,9 @@ def read_json(path: str | Path) -> Any:
     Raises
     ------
     WeightsError
-        It is too large, not JSON, or nested too deeply.
+        The file is too large, not JSON, or nested too deeply.
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
     with open(path, "rb") as stream:
         raw = stream.read(_MAX_JSON_BYTES + 1)
@@ -112,7 +112,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse JSON; raise ValueError for what is not JSON or is nested too deeply."""
+    """Parse JSON; raise ValueError if it is not JSON or is nested too deeply."""
     try:
         return json.loads(raw)
     except RecursionError:
@@ -120,7 +120,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 class _Form(NamedTuple):
-    """What the header of one array declares."""
+    """The declarations in the header of one array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -133,10 +133,10 @@ class ArrayFile:
     Attributes
     ----------
     what : str
-        What it should hold, for messages.
+        The expected content, for messages.
     names : tuple of str
     max_bytes : int
-        What the contents may take in memory.
+        The most memory that the contents may take.
 
     Raises
     ------
@@ -157,12 +157,12 @@ class ArrayFile:
                 raise ValueError(f"`{member.filename}` is neither stored nor deflated, as NumPy writes")
         self._members = {member.filename.removesuffix(".npy"): member for member in members}
         if len(self._members) != len(members):
-            raise ValueError("one name comes twice")
+            raise ValueError("it holds one name twice")
         self.check_bytes(sum(member.file_size for member in members))
         self.names = tuple(self._members)
 
     def check_bytes(self, needed: int) -> None:
-        """Raise ArgumentError where contents of `needed` bytes are more than the file may take in memory."""
+        """Raise ArgumentError if contents of `needed` bytes are more than the file may take in memory."""
         if needed > self.max_bytes:
             raise ArgumentError(
                 f"its contents would take {needed:,} bytes in memory, expected at most {self.max_bytes:,}{self._advice}"
@@ -204,10 +204,10 @@ class ArrayFile:
 
 @contextlib.contextmanager
 def open_arrays(path: Path, what: str, max_bytes: int | None = None, advice: str = "") -> Iterator[ArrayFile]:
-    """Open a `.npz` of `what` ("weights", "traces") and close it in every case.
+    """Open a `.npz` of `what` ("weights", "traces") and close it again, also after an error.
 
-    Whatever is wrong with it, also what the block finds, is a WeightsError that names the file. `advice` ends the
-    message of a file that would take more than `max_bytes`.
+    Every error in the file, also one that the block finds, becomes a WeightsError that names the file. `advice` ends
+    the message of a file that would take more than `max_bytes`.
     """
     if not path.is_file():
         raise WeightsError(f"{path}: no such {what} file")
@@ -227,14 +227,14 @@ def open_arrays(path: Path, what: str, max_bytes: int | None = None, advice: str
 
 
 def read_array(stream: IO[bytes], size: int, name: str) -> npt.NDArray[Any]:
-    """Read one `.npy` of `size` bytes, header included; a Python object is never made.
+    """Read one `.npy` of `size` bytes, header included; Python objects are never unpickled.
 
     Raises
     ------
     ValueError
-        It is not a `.npy`, or its header declares more or less than there is.
+        It is not a `.npy`, or its header declares another size than it has.
     DTypeError
-        Its numbers are of a type that the header does not name.
+        The header does not name the type of the numbers.
     """
     form, begin = _read_form(stream, name)
     num_bytes = math.prod(form.shape) * form.dtype.itemsize
@@ -249,7 +249,7 @@ def read_array(stream: IO[bytes], size: int, name: str) -> npt.NDArray[Any]:
 
 
 def _read_form(stream: IO[bytes], name: str) -> tuple[_Form, int]:
-    """Return what the header of a `.npy` declares, and how many bytes it takes."""
+    """Return the declarations of the header of a `.npy`, and the size of the header in bytes."""
     magic = stream.read(8)
     if magic[:6] != b"\x93NUMPY" or magic[6:] not in (b"\1\0", b"\2\0", b"\3\0"):
         raise ValueError(f"`{name}` is not a .npy array of version 1 to 3")
@@ -260,7 +260,7 @@ def _read_form(stream: IO[bytes], name: str) -> tuple[_Form, int]:
     text = stream.read(length).decode("latin-1" if magic[6] < 3 else "utf-8")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the parser's, about odd escapes
+            warnings.simplefilter("ignore")  # of the parser, about unusual escapes
             found = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         found = None
@@ -283,7 +283,7 @@ def _dtype(descr: object, name: str) -> np.dtype[Any]:
         return bfloat16
     if isinstance(descr, str) and re.fullmatch(r"[<>|]V\d+|[<>]f1", descr):
         raise DTypeError(
-            f"`{name}` holds numbers stored as {descr!r}, as those of float8 and int4 are, and the header does not say "
+            f"`{name}` holds numbers stored as {descr!r}, as float8 and int4 numbers are, and the header does not say "
             f"which; save it as float32, np.save(file, array.astype(np.float32))"
         )
     if isinstance(descr, str) and _SIMPLE_TYPE.fullmatch(descr):

@@ -1,4 +1,4 @@
-"""Whether arrays share memory, told from addresses, shapes and strides of NumPy and CuPy arrays; no value is read."""
+"""Whether NumPy or CuPy arrays share memory, found from addresses, shapes and strides; no value is read."""
 
 from types import SimpleNamespace
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What commands print: nothing that a terminal would obey or a locale refuse, and errors in one sentence."""
+"""Output of commands: without characters that a terminal obeys or a locale lacks, and with errors in one sentence."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from ddtree_cupy.errors import DDTreeError
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 
 _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls (C0, C1), formats (bidi overrides), lone surrogates, separators
-_JOINERS = "\u200c\u200d"  # formats that ordinary words and emoji are written with
+_JOINERS = "\u200c\u200d"  # format characters that words and emoji need
 
 
 def escaped(text: object, *, keep: str = "") -> str:
@@ -45,7 +45,7 @@ def show(text: object, *, end: str = "\n", file: TextIO | None = None) -> None:
 
 
 def run_command(name: str, run: Callable[[], int]) -> int:
-    """Run a command and return its exit code; what goes wrong is one sentence on standard error.
+    """Run a command and return its exit code; an error is printed as one sentence on standard error.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def run_command(name: str, run: Callable[[], int]) -> int:
             stream.reconfigure(errors="replace")
     try:
         code = run()
-        if sys.stdout is not None:  # None: started without one
+        if sys.stdout is not None:  # None where the process was started without one
             sys.stdout.flush()
         return code
     except OSError as error:
@@ -66,7 +66,7 @@ def run_command(name: str, run: Callable[[], int]) -> int:
             # It was our own output: the interpreter must not try again at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
         if isinstance(error, BrokenPipeError) and not error.filename:
-            return EXIT_FAILED  # the reader went away; nothing is left to say
+            return EXIT_FAILED  # the reader has closed the pipe
         said = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}"
     except MemoryError as error:
         said = f"not enough memory{f': {error}' if str(error) else ''}"

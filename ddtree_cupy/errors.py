@@ -1,4 +1,4 @@
-"""Exceptions of the library: every one is a :class:`DDTreeError` and also the built-in it refines."""
+"""Exceptions of the library: each is a :class:`DDTreeError` and also a built-in exception."""
 
 __all__ = [
     "ArgumentError",
@@ -15,7 +15,7 @@ __all__ = [
 
 
 class DDTreeError(Exception):
-    """Base class of every error this library raises on purpose."""
+    """Base class of every error that this library raises on purpose."""
 
 
 class ShapeError(DDTreeError, ValueError):
@@ -23,7 +23,7 @@ class ShapeError(DDTreeError, ValueError):
 
 
 class DTypeError(DDTreeError, TypeError):
-    """An array or scalar has a type the function does not take."""
+    """An array or scalar has a type that the function does not take."""
 
 
 class LayoutError(DDTreeError, ValueError):
@@ -31,15 +31,15 @@ class LayoutError(DDTreeError, ValueError):
 
 
 class ArgumentError(DDTreeError, ValueError):
-    """A value lies outside the range its argument allows."""
+    """A value lies outside the range that its argument allows."""
 
 
 class UnsupportedError(DDTreeError, NotImplementedError):
-    """No implementation for this combination; the message lists the supported ones."""
+    """There is no implementation for this combination; the message lists the supported ones."""
 
 
 class MissingGPUError(DDTreeError, RuntimeError):
-    """A GPU, its driver or CuPy is missing; the message says what fixes it."""
+    """A GPU, its driver or CuPy is missing; the message says how to fix that."""
 
 
 class CompileError(DDTreeError, RuntimeError):
@@ -51,4 +51,4 @@ class EmulatorError(DDTreeError, RuntimeError):
 
 
 class WeightsError(DDTreeError, ValueError):
-    """A weights file is truncated, foreign or damaged."""
+    """A file of weights, traces or costs is truncated, damaged or of another kind."""

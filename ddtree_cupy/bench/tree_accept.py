@@ -35,7 +35,7 @@ def cases() -> Iterator[Case]:
 
 
 def prepare_targets(op: str, batch: int, nodes: int) -> Prepared:
-    """Target logits of one tree a request."""
+    """Make target logits of one tree per request."""
     import cupy
 
     logits = bfloat16_normal(6, (batch, nodes, VOCAB_SIZE), 4.0)
