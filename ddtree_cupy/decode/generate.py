@@ -164,7 +164,7 @@ def generate_rounds(
     Round
     """
     check = Checker("generate")
-    models = Models("generate", target, drafter)
+    models = Models("generate", target, drafter, needs_drafter=False)
     prompt = prompt_tokens("generate", "prompt_ids", prompt_ids, models.vocab_size)
     budget = check.integer("budget", budget, low=0)
     max_new_tokens = check.integer("max_new_tokens", max_new_tokens, low=0)

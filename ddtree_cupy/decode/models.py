@@ -37,12 +37,12 @@ def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: i
 class Models:
     """A target and perhaps a drafter, used by `function`; a result that does not fit raises before it is used."""
 
-    def __init__(self, function: str, target: Any, drafter: Any) -> None:
+    def __init__(self, function: str, target: Any, drafter: Any, *, needs_drafter: bool) -> None:
         self.function, self.target, self.drafter = function, target, drafter
         check = Checker(function)
         for name, model, wanted in (("target", target, _TARGET), ("drafter", drafter, _DRAFTER)):
             missing = [part for part in wanted if not hasattr(model, part)]
-            if missing and not (name == "drafter" and model is None):
+            if missing and (model is not None or name == "target" or needs_drafter):
                 raise DTypeError(
                     f"{function}: `{name}` is {type(model).__name__} without `{missing[0]}`, expected what "
                     f"decode.{name.capitalize()} asks: {', '.join(wanted)}"

@@ -76,7 +76,7 @@ def record(
     width = check.integer("width", width, low=1)
     temperature = check_temperature(check, temperature)
     seed = check.integer("seed", seed, low=0)
-    models = Models("record", target, drafter)
+    models = Models("record", target, drafter, needs_drafter=True)
     most_nodes = models.most_nodes("max_budget", max_budget, models.draft_len)
     texts = [
         prompt_tokens("record", f"prompts[{index}]", prompt, models.vocab_size)

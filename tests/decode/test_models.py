@@ -124,6 +124,11 @@ def test_models_that_lack_a_part_are_rejected(loop, name):
             run(loop, odd, NoisyDrafter(target))
 
 
+def test_record_needs_a_drafter():
+    with pytest.raises(DTypeError, match=r"^record: `drafter` is NoneType without `draft_len`, expected what"):
+        run("record", TableTarget(), None)
+
+
 class Float32Target(TableTarget):
     """A target that kernels can judge."""
 

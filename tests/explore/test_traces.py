@@ -23,7 +23,7 @@ def toy_traces():
     return record(target, NoisyDrafter(target), [[1], [2, 3]], num_positions=5, max_budget=8, width=9, progress=False)
 
 
-def test_shipped_traces_are_what_the_issue_asks_for(traces):
+def test_shipped_traces_are_small_and_say_where_they_come_from(traces):
     assert SHIPPED_TRACES.stat().st_size <= 4 << 20
     assert traces.num_positions >= 600
     assert len({len(traces.prompt(q)) for q in range(traces.num_prompts)}) == 1  # whole prompts
