@@ -61,7 +61,7 @@ def pytest_configure(config):
 
         cupy.cuda.set_allocator(None if config.getoption("--no-pool") else poisoned_malloc)
     if os.environ.get("PLANTED_FAULT"):
-        import faults
+        from tests import faults
 
         faults.plant(os.environ["PLANTED_FAULT"])
 

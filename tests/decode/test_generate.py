@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy.decode import generate
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
+from tests.toys import NoisyDrafter, TableTarget
 
 
 def plain_text(target, prompt, count):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import PagedKV, emulate
 from ddtree_cupy.containers.topology import fillable_nodes
@@ -16,6 +15,7 @@ from ddtree_cupy.decode.tiny import TinyDrafter, TinyTarget
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 from ddtree_cupy.explore import BestFirst, record, score
 from tests.explore.live import live_rounds, replayed_rounds
+from tests.toys import NoisyDrafter, TableTarget
 
 
 class ChangedDrafter(NoisyDrafter):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, ShapeError
 from ddtree_cupy.explore import (
@@ -23,6 +22,7 @@ from ddtree_cupy.explore import (
     sweep,
     tokens_per_pass,
 )
+from tests.toys import NoisyDrafter, TableTarget
 
 COST = LinearCost(1.0, 1.0)
 

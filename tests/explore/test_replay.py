@@ -8,7 +8,6 @@ import pytest
 from explore.live import Star, live_rounds, replayed_rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import Candidates, DraftTree
 from ddtree_cupy.decode.evaluate import prompt_at
@@ -25,6 +24,7 @@ from ddtree_cupy.explore import (
     replay,
     score,
 )
+from tests.toys import NoisyDrafter, TableTarget
 
 
 @pytest.fixture(scope="module")

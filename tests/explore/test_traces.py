@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import Candidates, _files
 from ddtree_cupy.errors import ArgumentError, DDTreeError, WeightsError
 from ddtree_cupy.explore import BestFirst, Traces, record, score
 from ddtree_cupy.explore.__main__ import main
 from ddtree_cupy.explore.traces import SHIPPED_TRACES
+from tests.toys import NoisyDrafter, TableTarget
 
 
 @pytest.fixture

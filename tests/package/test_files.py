@@ -14,7 +14,6 @@ import zipfile
 
 import numpy as np
 import pytest
-from toys import NoisyDrafter, TableTarget
 
 from ddtree_cupy import _files
 from ddtree_cupy.cli import main
@@ -25,6 +24,7 @@ from ddtree_cupy.decode.tiny.weights import load_weights, save_weights
 from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore import CostTable, Traces, record
 from ddtree_cupy.explore.__main__ import main as explore
+from tests.toys import NoisyDrafter, TableTarget
 
 CONFIG = TargetConfig(d_model=16, num_layers=1)
 LOGITS = np.random.default_rng(0).standard_normal((4, 20)).astype(np.float32)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from tree_attention.cases import BFLOAT16, assert_state, tree_case
 
 from ddtree_cupy import (
     DraftTree,
@@ -21,6 +20,7 @@ from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.backends import Backend
 from ddtree_cupy.tree_attention.versions import VERSIONS
+from tests.tree_attention.cases import BFLOAT16, assert_state, tree_case
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults import FAULTS
+
+from tests.faults import FAULTS
 
 ROOT = Path(__file__).parents[2]
 

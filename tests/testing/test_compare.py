@@ -37,52 +37,40 @@ def test_assert_identical_rejects_one_flipped_element(dtype, place):
         assert_identical(changed, _array(dtype), name="parents")
 
 
-def test_assert_identical_rejects_one_flipped_element_without_axes():
-    with pytest.raises(AssertionError, match=r"1 of 1 entries differ; \[\] is 2, expected 3"):
-        assert_identical(np.array(2), np.array(3))
+FLOATS = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
+ONES = np.ones((3, 4))
+DIFFERENT = [
+    (np.array(2), np.array(3), r"1 of 1 entries differ; \[\] is 2, expected 3"),
+    (np.float32([-0.0]), np.float32([0.0]), "1 of 1"),
+    (_array(np.int64), _array(np.int32), "dtype int64, expected int32"),
+    (_array(np.uint32), _array(np.int32), "dtype uint32, expected int32"),
+    *((np.ones(shape), ONES, "shape") for shape in [(4, 3), (12,), (1, 3, 4), (3, 1)]),
+    *((np.array([np.nan, 1], dtype), np.array([1, np.nan], dtype), "2 of 2 entries differ") for dtype in FLOATS),
+    (None, ONES, "expected an array"),
+    (ONES, None, "expected None"),
+    ([ONES], (ONES,), "another type or length"),
+    ((ONES,), (ONES, ONES), "another type or length"),
+    (1, 2, "1, expected 2"),
+    (True, 1, "True, expected 1"),
+]
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("actual", "expected", "words"), DIFFERENT)
+def test_assert_identical_rejects(actual, expected, words):
+    assert_identical(actual, actual)
+    with pytest.raises(AssertionError, match=words):
+        assert_identical(actual, expected)
+
+
+def test_assert_identical_accepts_any_nan_for_another():
+    assert_identical(np.float32([np.nan]), -np.float32([np.nan]))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_assert_identical_rejects_one_ulp(dtype):
     bits = np.ones(3, dtype).view(f"u{np.dtype(dtype).itemsize}")
     with pytest.raises(AssertionError, match="1 of 3 entries differ"):
         assert_identical((bits + np.array([0, 0, 1], bits.dtype)).view(dtype), np.ones(3, dtype))
-
-
-def test_assert_identical_rejects_wrong_dtype():
-    with pytest.raises(AssertionError, match="dtype int64, expected int32"):
-        assert_identical(_array(np.int64), _array(np.int32))
-    with pytest.raises(AssertionError, match="dtype uint32, expected int32"):
-        assert_identical(_array(np.uint32), _array(np.int32))
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (12,), (1, 3, 4), (3, 1)])
-def test_assert_identical_rejects_wrong_shape(shape):
-    with pytest.raises(AssertionError, match="shape"):
-        assert_identical(np.ones(shape), np.ones((3, 4)))
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
-def test_assert_identical_rejects_misplaced_nan(dtype):
-    left, right = np.array([np.nan, 1], dtype), np.array([1, np.nan], dtype)
-    assert_identical(left, left.copy())
-    with pytest.raises(AssertionError, match="2 of 2 entries differ"):
-        assert_identical(left, right)
-
-
-def test_assert_identical_rejects_the_other_zero():
-    assert_identical(np.float32([np.nan]), -np.float32([np.nan]))
-    with pytest.raises(AssertionError, match="1 of 1"):
-        assert_identical(np.float32([-0.0]), np.float32([0.0]))
-
-
-def test_assert_identical_rejects_other_types():
-    array = np.ones(2)
-    for actual, expected in [(None, array), (array, None), ([array], (array,)), ((array,), (array, array)), (1, 2)]:
-        with pytest.raises(AssertionError):
-            assert_identical(actual, expected)
-    with pytest.raises(AssertionError):
-        assert_identical(True, 1)
 
 
 @given(tree=draft_trees(path_scores=True, inactive=False), data=st.data())
@@ -114,7 +102,7 @@ def _case(seed=0, dtype=np.float32, size=200):
     return exact, exact.astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_assert_close_accepts_the_baseline(dtype):
     exact, baseline = _case(dtype=dtype)
     assert_close(baseline, exact, baseline, floor=0.0)
@@ -145,16 +133,29 @@ def test_assert_close_rejects_results_that_are_not_rounded_to_nearest():
         assert_close(truncated, exact, baseline, floor=2.0**-6)
 
 
-def test_assert_close_rejects_wrong_dtype_and_shape():
-    exact, baseline = _case()
-    with pytest.raises(AssertionError, match="dtype float64, expected float32"):
-        assert_close(exact, exact, baseline, floor=1.0)
-    with pytest.raises(AssertionError, match="shape"):
-        assert_close(baseline[None], exact, baseline, floor=1.0)
-    with pytest.raises(TypeError, match="`reference` has dtype float32"):
-        assert_close(baseline, baseline, baseline, floor=1.0)
-    with pytest.raises(ValueError, match="`baseline` is"):
-        assert_close(baseline, exact, baseline[:3], floor=1.0)
+EXACT, BASELINE = _case()
+RULES = [  # actual, reference, baseline, options; error
+    (EXACT, EXACT, BASELINE, {}, AssertionError, "dtype float64, expected float32"),
+    (BASELINE[None], EXACT, BASELINE, {}, AssertionError, "shape"),
+    (BASELINE, BASELINE, BASELINE, {}, TypeError, "`reference` has dtype float32"),
+    (BASELINE, EXACT, BASELINE[:3], {}, ValueError, "`baseline` is"),
+    (BASELINE, EXACT, BASELINE, {"widen": 2.0}, ValueError, "`widen` needs a `reason`"),
+    (BASELINE, EXACT, BASELINE, {"rms_factor": 2.5}, ValueError, "`rms_factor` needs a `reason`"),
+    (
+        BASELINE + 10,
+        EXACT,
+        BASELINE,
+        {"widen": 2.0, "reason": "probabilities are rounded"},
+        AssertionError,
+        "bounds times 2, rms factor 2: probabilities are rounded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("actual", "reference", "baseline", "options", "error", "words"), RULES)
+def test_assert_close_rejects(actual, reference, baseline, options, error, words):
+    with pytest.raises(error, match=words):
+        assert_close(actual, reference, baseline, floor=1.0, **options)
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
@@ -170,16 +171,6 @@ def test_assert_close_rejects_misplaced_specials(special):
             assert_close(wrong, exact, baseline, floor=1e9)
     with pytest.raises(AssertionError, match="the baseline has"):
         assert_close(baseline, exact, finite, floor=1e9)
-
-
-def test_assert_close_rejects_a_wider_bound_without_a_reason():
-    exact, baseline = _case()
-    with pytest.raises(ValueError, match="needs a `reason`"):
-        assert_close(baseline, exact, baseline, floor=0.0, widen=2.0)
-    with pytest.raises(ValueError, match="`rms_factor` needs a `reason`"):
-        assert_close(baseline, exact, baseline, floor=0.0, rms_factor=2.5)
-    with pytest.raises(AssertionError, match="bounds times 2, rms factor 2: probabilities are rounded"):
-        assert_close(baseline + 1, exact, baseline, floor=0.0, widen=2.0, reason="probabilities are rounded")
 
 
 def test_to_host_copies_from_a_device():

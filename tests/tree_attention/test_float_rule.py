@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from tree_attention.cases import BFLOAT16, assert_state, attend_densely, expected, of_one_sign, tree_case
 
 from ddtree_cupy.testing import out_floor
+from tests.tree_attention.cases import BFLOAT16, assert_state, attend_densely, expected, of_one_sign, tree_case
 
 SMALL_FLOATS = [np.dtype(np.float16), BFLOAT16]
 
