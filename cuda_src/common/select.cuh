@@ -1,7 +1,7 @@
 // common/select.cuh: the largest values of a block's list, and a sort, both exact whatever the ties.
 //
 // Computes   the threshold t and the quota for which "all values > t and the first quota values == t" are those wanted
-// Letters    a list of unsigned values, of which 0 is no candidate. Warp w holds a run of 32 * items values; item j of
+// Letters    a list of unsigned values, where 0 is not a candidate. Warp w holds a run of 32 * items values; item j of
 //            lane l is value 32 * j + l of the run, so warps, items and lanes follow the order of the list.
 // Numerics   integers: the threshold is found bit by bit, with one count over the block for each of at most 32 bits
 // Requires   every thread of the block calls together

@@ -1,4 +1,4 @@
-"""What a case is, and the random arrays that the cases of several steps are made from."""
+"""The form of a case, and random arrays from which the cases of several steps are made."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def bfloat16_normal(seed: int, shape: tuple[int, ...], scale: float = 1.0) -> Ar
 
 
 def random_tree(nodes: int, seed: int = 0) -> DraftTree:
-    """Return a tree whose nodes hang under random earlier ones, as a best-first tree's do: near the root more often."""
+    """Return a tree with random earlier nodes as parents, as in a best-first tree: those near the root more often."""
     rng = np.random.default_rng(seed)
     parents = [-1] + [int(i * rng.random() ** 1.5) for i in range(1, nodes)]
     return DraftTree.from_parents(np.arange(nodes), parents)

@@ -1,4 +1,4 @@
-"""Measure cases and say on which machine: the report that is printed and saved."""
+"""The report that is printed and saved: the times of the cases, and the machine."""
 
 import datetime
 import platform
@@ -46,7 +46,7 @@ def make_report(cases: Sequence[Case], command: str) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """What a table must say about the machine it was made on."""
+    """Return what a table must say about the machine on which it was made."""
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(current_device())
@@ -71,7 +71,7 @@ def _commit() -> str:
 
 
 def yardstick() -> dict[str, float]:
-    """The two ceilings of this card in its present state."""
+    """Return the two ceilings of this card in its present state."""
     return {"copy_bytes_per_second": copy_bytes_per_second(), "matmul_flops_per_second": matmul_flops_per_second()}
 
 
@@ -91,7 +91,7 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """One aligned table."""
+    """Return the report as one aligned table."""
     lines = [", ".join(f"{key} {escaped(value)}" for key, value in report["environment"].items())]
     for name, ceilings in report.items():
         if not name.startswith("yardstick"):
@@ -120,5 +120,5 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def _or_dash(number: float | None) -> str:
-    """What does not apply is no number: a graph of long calls, the products of a memory-bound op."""
+    """Return a number, or a dash where none applies: the graph of a long call, products of a memory-bound op."""
     return f"{number:.1f}" if number else "-"

@@ -6,7 +6,7 @@ VOCAB_SIZE, DRAFT_LEN = 163_840, 15
 BUILD_SIZES = ((1, 16), (1, 64), (1, 256), (1, 1_024), (8, 64), (64, 64))  # (requests, budget)
 TARGET_SIZES = ((1, 65), (8, 65))  # (requests, nodes)
 COMMIT_SIZES = (1, 64)  # requests
-# (requests, heads, nodes, context) of the verification passes that published kernels are compared on
+# (requests, heads, nodes, context) of the verification passes on which published kernels are compared
 ATTENTION_SIZES = (
     (1, 8, 64, 8_192),
     (1, 8, 65, 8_192),
@@ -22,15 +22,15 @@ ATTENTION_SIZES = (
     (32, 8, 64, 4_096),
     (8, 64, 64, 8_192),
 )
-# what a pass costs by its nodes, root included: the rows of explore's cost table. Powers of two fill row tiles of 64
-# rows, one more begins another.
+# the cost of a pass by its nodes, root included: the rows of explore's cost table. Powers of two fill row tiles of 64
+# rows, one node more begins another.
 TREE_SIZES = tuple(
     (1, heads, nodes, context)
     for heads in (8, 64)
     for context in (8_192, 131_072)
     for nodes in (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257)
 )
-# what time does over one size while the others rest: edges of row tiles and key tiles, odd heads, long contexts
+# times over one size while the others stay: edges of row tiles and key tiles, odd heads, long contexts
 CURVE_SIZES = tuple(
     dict.fromkeys(
         (

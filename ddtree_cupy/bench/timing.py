@@ -1,4 +1,4 @@
-"""Time on a GPU: events around one call with a cold L2, a captured graph with a warm one, and the host's share."""
+"""Times on a GPU: of one call with a cold L2, of a call in a captured graph with a warm L2, and of the host."""
 
 import time
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class Times:
     event_us, low_us, high_us : float
         Median, 20 % and 80 % of single calls between two events, L2 flushed before each; includes the launch gap.
     graph_us : float or None
-        One of ten calls captured in a CUDA graph, L2 warm; None above 20 ms, where a launch gap is no matter.
+        One of ten calls captured in a CUDA graph, L2 warm; None above 20 ms, where the launch gap does not matter.
     host_us : float
-        Host time of one call, nothing waited for.
+        Host time of one call, without waiting for the GPU.
     """
 
     event_us: float
