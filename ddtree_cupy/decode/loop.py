@@ -63,15 +63,8 @@ def check_temperature(check: Checker, temperature: float) -> float:
 class Loop:
     """One text: its caches, the state of the drafter, the root and the draws. Making it prefills the prompt.
 
-    Parameters
-    ----------
-    models : Models
-    prompt : int32 array, shape (n,)
-        At least one token; the last one is the first root.
-    asking : str
-        The arguments that decide the size of the caches, for messages.
-    max_new_tokens, budget, temperature, seed, stop_token_ids
-        As in `generate`, after the checks; `budget` is at most what a tree can hold.
+    The last token of `prompt` is the first root. `asking` names the arguments that decide the size of the caches, for
+    messages. The other arguments are those of `generate`, after the checks; `budget` is at most what a tree can hold.
 
     Attributes
     ----------
@@ -106,13 +99,7 @@ class Loop:
         self.root = int(prompt[-1])
 
     def round(self, **tree_options: Any) -> Round:
-        """Run one target pass on a tree of at most `budget` drafts, none with budget 0.
-
-        Parameters
-        ----------
-        **tree_options
-            Options of `build_tree`.
-        """
+        """Run one target pass on a tree of at most `budget` drafts, built with these options of `build_tree`."""
         context_len = int(self.kv[0].context_lens)
 
         started = time.perf_counter()
