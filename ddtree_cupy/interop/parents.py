@@ -188,7 +188,7 @@ def tree_from_visibility(visibility: Visibility, token_ids: npt.NDArray[Any]) ->
     Returns
     -------
     DraftTree
-        Shapes ([B,] N); path_scores None.
+        As many nodes as `visibility`, in its order.
 
     Raises
     ------

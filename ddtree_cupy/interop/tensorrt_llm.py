@@ -100,7 +100,7 @@ def from_tensorrt_llm_mask(
     Returns
     -------
     Visibility
-        Batched.
+        Batched, N = capacity.
 
     Raises
     ------

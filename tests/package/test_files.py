@@ -24,6 +24,7 @@ from ddtree_cupy.decode.tiny.weights import load_weights, save_weights
 from ddtree_cupy.errors import ArgumentError, WeightsError
 from ddtree_cupy.explore import CostTable, Traces, record
 from ddtree_cupy.explore.__main__ import main as explore
+from tests.refusals import rejects
 from tests.toys import NoisyDrafter, TableTarget
 
 CONFIG = TargetConfig(d_model=16, num_layers=1)
@@ -403,30 +404,30 @@ def found_in(read, path):
     return printed.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("num_layers", 10**9, r"`num_layers` is 1000000000, expected an integer in 1\.\.1024"),
-        ("num_layers", "1", "`num_layers` is '1', expected an integer"),
-        ("num_layers", True, "`num_layers` is True, expected an integer"),
-        ("d_model", 0, "`d_model` is 0, expected an integer in"),
-        ("d_hidden", 512.0, r"`d_hidden` is 512\.0, expected an integer"),
-        ("rope_base", "10000", "`rope_base` is '10000', expected a real number"),
-        ("rope_base", 10**400, "`rope_base` is 1000.*, expected a finite number > 0"),
-        ("norm_eps", float("nan"), "`norm_eps` is nan, expected a finite number > 0"),
-        ("feature_layers", [0, "1"], "`feature_layers` is '1', expected an integer"),
-        ("feature_layers", "012", "`feature_layers` is '012', expected a list of layers"),
-        ("feature_layers", [], r"`feature_layers` is \[\], expected a list of layers"),
-    ],
+@pytest.mark.parametrize("load", [lambda path: load_weights(path, "target", TargetConfig), TinyTarget.load])
+@rejects(
+    *(
+        (WeightsError, rf"file\.npz: TargetConfig: {message}", field, value)
+        for field, value, message in (
+            ("num_layers", 10**9, r"`num_layers` is 1000000000, expected an integer in 1\.\.1024"),
+            ("num_layers", "1", "`num_layers` is '1', expected an integer"),
+            ("num_layers", True, "`num_layers` is True, expected an integer"),
+            ("d_model", 0, "`d_model` is 0, expected an integer in"),
+            ("d_hidden", 512.0, r"`d_hidden` is 512\.0, expected an integer"),
+            ("rope_base", "10000", "`rope_base` is '10000', expected a real number"),
+            ("rope_base", 10**400, "`rope_base` is 1000.*, expected a finite number > 0"),
+            ("norm_eps", float("nan"), "`norm_eps` is nan, expected a finite number > 0"),
+            ("feature_layers", [0, "1"], "`feature_layers` is '1', expected an integer"),
+            ("feature_layers", "012", "`feature_layers` is '012', expected a list of layers"),
+            ("feature_layers", [], r"`feature_layers` is \[\], expected a list of layers"),
+        )
+    )
 )
-def test_load_weights_rejects_sizes_that_are_none(tmp_path, monkeypatch, field, value, message):
+def test_load_weights_rejects_sizes_that_are_none(field, value, load, tmp_path, monkeypatch):
     path = tmp_path / "file.npz"
     monkeypatch.setattr(TargetConfig, "to_dict", lambda self: {**vars(CONFIG), field: value})
     save_weights(path, "target", CONFIG, small_weights())  # with a right checksum
-    with pytest.raises(WeightsError, match=rf"file\.npz: TargetConfig: {message}"):
-        load_weights(path, "target", TargetConfig)
-    with pytest.raises(WeightsError, match=message):
-        TinyTarget.load(path)
+    load(path)
 
 
 def test_load_weights_rejects_other_types_under_a_right_checksum(tmp_path, monkeypatch):
@@ -478,21 +479,17 @@ def test_load_traces_rejects_headers_of_other_types_under_a_right_checksum(tmp_p
     assert f"`{name}` is " in read_traces(path)
 
 
-@pytest.mark.parametrize(
-    ("rows", "about", "message"),
-    [
-        ([[8, 2**31, 1, 1.0]], {}, "expected sizes below 2"),
-        ([[8, 1, 1, 10**400]], {}, "expected a finite number > 0"),
-        ([[8, 1, 1, 1.0]], {"gpu": ["x"]}, "`about` has a gpu that is not a string"),
-    ],
+@rejects(
+    (WeightsError, "expected sizes below 2", [[8, 2**31, 1, 1.0]], {}),
+    (WeightsError, "expected a finite number > 0", [[8, 1, 1, 10**400]], {}),
+    (WeightsError, "`about` has a gpu that is not a string", [[8, 1, 1, 1.0]], {"gpu": ["x"]}),
 )
-def test_load_cost_table_rejects_other_types(tmp_path, rows, about, message):
+def test_load_cost_table_rejects_other_types(rows, about, tmp_path):
     path = tmp_path / "costs.json"
     CostTable.load().save(path)
     whole = json.loads(path.read_text())
     path.write_text(json.dumps({**whole, "rows": rows, "about": {**whole["about"], **about}}))
-    with pytest.raises(WeightsError, match=message):
-        CostTable.load(path)
+    CostTable.load(path)
 
 
 def test_bundled_weights_are_read_as_they_were():
