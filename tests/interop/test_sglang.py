@@ -117,16 +117,6 @@ def test_rows_of_padding_see_the_context_and_themselves(mode, expected):
     assert first == [int(cell) for row in expected for cell in str(row)]
 
 
-def test_packed_mode_rejects_33_nodes_which_take_two_words_here():
-    chain = batch_of((list(range(33)), list(range(-1, 32))))
-    assert chain.visibility_bits.shape == (1, 33, 2)
-    for call in (lambda: to_sglang_mask(chain, mode=2), lambda: to_sglang(chain, 0, mode=2)):
-        with pytest.raises(UnsupportedError, match=r"at most 32 bits per row, this tree has 33 nodes; use QLEN_ONLY"):
-            call()
-    with pytest.raises(UnsupportedError, match="at most 32 bits"):
-        from_sglang_mask(np.zeros(33, np.uint32), draft_token_num=33, mode=2)
-
-
 def test_masks_of_a_padded_batch_are_told_apart_by_size():
     """sglang 13740: three requests padded to four; the cells of one side must be those of the other."""
     visibility = Visibility.from_dense(np.broadcast_to(SEES, (4, 6, 6)).copy(), ints([6, 6, 6, 0]))
@@ -145,17 +135,23 @@ def test_a_batch_in_a_reused_buffer_equals_a_fresh_one_once_cut():
     assert_same_masks(from_sglang_mask(buffer[:36], draft_token_num=6, mode=1), T6)
 
 
+CHAIN = batch_of((list(range(33)), list(range(-1, 32))))  # two words a row here
+WITH_LONE, WITH_NONE = batch_of((TOKENS, PARENTS), ([7], [-1])), batch_of((TOKENS, PARENTS), ([], []))
+HIDDEN = to_sglang_mask(T6, 3) & (np.arange(54) != 9 * 4 + 1)
+TOO_WIDE = "at most 32 bits per row, this tree has 33 nodes; use QLEN_ONLY"
+
+
 @rejects(
+    (UnsupportedError, TOO_WIDE, lambda: to_sglang_mask(CHAIN, mode=2)),
+    (UnsupportedError, TOO_WIDE, lambda: to_sglang(CHAIN, 0, mode=2)),
+    (UnsupportedError, TOO_WIDE, lambda: from_sglang_mask(np.zeros(33, np.uint32), draft_token_num=33, mode=2)),
     (
         UnsupportedError,
-        "request 1 has 1 of 6 nodes.*pad_token_id",
-        lambda: to_sglang(batch_of((TOKENS, PARENTS), ([7], [-1])), [1, 1]),
+        "row 4 of request 0 hides context key 1.*windows",
+        lambda: from_sglang_mask(HIDDEN, draft_token_num=6, context_lens=3),
     ),
-    (
-        UnsupportedError,
-        "request 1 is inactive",
-        lambda: to_sglang(batch_of((TOKENS, PARENTS), ([], [])), [1, 1], pad_token_id=0),
-    ),
+    (UnsupportedError, "request 1 has 1 of 6 nodes.*pad_token_id", lambda: to_sglang(WITH_LONE, [1, 1])),
+    (UnsupportedError, "request 1 is inactive", lambda: to_sglang(WITH_NONE, [1, 1], pad_token_id=0)),
     (ArgumentError, "expected one of 'retrieve', 'retrive'", lambda: to_sglang(T6, 3, spelling="retreive")),
     (ArgumentError, "FULL_MASK=0, QLEN_ONLY=1, QLEN_ONLY_BITPACKING=2", lambda: to_sglang(T6, 3, mode="FULL")),
     (ArgumentError, "`mode` is 3", lambda: to_sglang(T6, 3, mode=3)),
@@ -177,13 +173,6 @@ def test_sglang_rejects(call):
     call()
 
 
-def test_from_sglang_mask_rejects_hidden_context():
-    mask = to_sglang_mask(T6, 3).reshape(6, 9)
-    mask[4, 1] = False
-    with pytest.raises(UnsupportedError, match=r"row 4 of request 0 hides context key 1.*windows"):
-        from_sglang_mask(mask.ravel(), draft_token_num=6, context_lens=3)
-
-
 def changed(**changes):
     """Return T6's arrays with entries replaced: name=(index, value), or name=None to drop it."""
     arrays = to_sglang(T6, 3)
@@ -196,7 +185,12 @@ def changed(**changes):
     return arrays
 
 
+NO_ROWS = {name: np.zeros((1, 0), np.int64) for name in to_sglang(T6, 3) if name.startswith("retrieve")}
+NO_ROWS |= {"draft_token": ints([], np.int64), "positions": ints([], np.int64)}
+
+
 @rejects(
+    (ArgumentError, "D is 0", NO_ROWS),
     (ArgumentError, "one of 'retrieve_index', 'retrive_index' in `arrays`, got none", changed(retrieve_index=None)),
     (ArgumentError, "got all of them", changed() | {"retrive_index": 0}),
     (ArgumentError, "'positions'", changed(positions=None)),
@@ -222,12 +216,6 @@ def changed(**changes):
 )
 def test_from_sglang_rejects(arrays):
     from_sglang(arrays)
-
-
-def test_from_sglang_rejects_requests_without_rows():
-    empty = {name: np.zeros((1, 0), np.int64) for name in to_sglang(T6, 3) if name.startswith("retrieve")}
-    with pytest.raises(ArgumentError, match="D is 0"):
-        from_sglang(empty | {"draft_token": ints([], np.int64), "positions": ints([], np.int64)})
 
 
 def test_from_sglang_takes_the_names_of_eagle_verify_input():
