@@ -1,12 +1,16 @@
-"""Tables of refused calls: one row a fault, one test a table."""
+"""Tables of refused calls, one test a table: whole calls by `rejects`, values of single arguments by `rejections`."""
 
 import inspect
+from dataclasses import replace
 
+import numpy as np
 import pytest
+
+from ddtree_cupy.testing import unchanged
 
 
 def rejects(*cases):
-    """Make of a function the test that it raises, once a case: (error, message, *its first arguments).
+    """Turn a function into the test that it raises, once for each case: (error, message, *its first arguments).
 
     What further arguments it has are parameters or fixtures as usual.
     """
@@ -26,3 +30,55 @@ def rejects(*cases):
         return pytest.mark.parametrize("case", cases, ids=[message for _, message, *_ in cases])(test)
 
     return decorate
+
+
+class TorchTensor:
+    """Looks to the checks like a torch tensor."""
+
+
+class CupyArray:
+    """Looks to the checks like a CuPy array."""
+
+
+TorchTensor.__module__, CupyArray.__module__ = "torch", "cupy"
+
+
+def of(*values):
+    """Return an int32 array."""
+    return np.array(values, np.int32)
+
+
+def read_only(array):
+    """Return a copy that cannot be written."""
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def rejections(tables_of):
+    """Parametrize a test by (function, name, value, error), from {function: [{name: {error: [value, ...]}}, ...]}.
+
+    A name with a dot is a field of a container, as in `kv.page_table`.
+    """
+    rows = [
+        pytest.param(function, name, value, error, id=f"{function.__name__}-{name}-{error.__name__}-{number}")
+        for function, tables in tables_of.items()
+        for table in tables
+        for name, values_of in table.items()
+        for error, values in values_of.items()
+        for number, value in enumerate(values)
+    ]
+    return pytest.mark.parametrize(("function", "name", "value", "error"), rows)
+
+
+def assert_rejects(function, arguments, name, value, error, words=None):
+    """Check that `value` for `name` is refused by an error that names function and argument, and nothing is written.
+
+    `words` is what the message must hold besides the function's name; None: the name of the argument.
+    """
+    owner, _, field = name.partition(".")
+    given = {**arguments, owner: replace(arguments[owner], **{field: value}) if field else value}
+    kept = {key: one for key, one in arguments.items() if isinstance(one, np.ndarray) or hasattr(one, "map")}
+    words = rf".*`{name}\b" if words is None else words
+    with unchanged(**kept), pytest.raises(error, match=rf"(?s)^{function.__name__}: {words}"):
+        function(**given)

@@ -10,8 +10,8 @@ import pytest
 from ddtree_cupy import DraftTree, Visibility, interop
 from ddtree_cupy.errors import ArgumentError, DTypeError
 from ddtree_cupy.testing import assert_identical, unchanged
-from tests.arguments import CupyArray, TorchTensor
 from tests.interop.cases import CANDIDATES, T6, TOKENS, ints
+from tests.refusals import CupyArray, TorchTensor
 
 TO_FORMS = {
     "to_flashinfer_mask": lambda tree: interop.to_flashinfer_mask(tree, 3, packed=True),

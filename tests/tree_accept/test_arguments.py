@@ -7,7 +7,7 @@ import pytest
 
 from ddtree_cupy import DraftTree, accept, commit_kv, greedy_targets, sample_targets
 from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, LayoutError, ShapeError
-from tests.arguments import assert_rejects, of, read_only, rejections
+from tests.refusals import assert_rejects, of, read_only, rejections
 from tests.tree_accept.cases import line, result_of
 
 NAN = np.nan

@@ -12,15 +12,15 @@ from ddtree_cupy import AcceptResult, DraftTree, accept
 from ddtree_cupy.errors import DTypeError, LayoutError
 from ddtree_cupy.testing import assert_identical, unchanged
 from ddtree_cupy.testing.strategies import seeds
-from tests.arguments import of
 from tests.oracles import walk_links, walk_parents
+from tests.refusals import of
 from tests.tree_accept.cases import ABSURD, children_of, trees_and_targets
 
 schedules = st.integers(0, 9)
 
 
 def walked(tree, targets, walk):
-    """Return the AcceptResult that a walk from tests.arguments import of
+    """Return the AcceptResult that a walk from tests.refusals import of
     from tests.oracles gives, batched."""
     if not tree.is_batched:
         tree, targets = tree.with_batch(), targets[None]

@@ -20,7 +20,7 @@ from ddtree_cupy import (
 )
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.testing import assert_identical
-from tests.arguments import of
+from tests.refusals import of
 from tests.tree_accept.cases import line, result_of
 
 T6 = DraftTree.from_parents([7, 10, 20, 11, 21, 20], [-1, 0, 1, 0, 1, 3])

@@ -6,7 +6,7 @@ import pytest
 from ddtree_cupy import PagedKV, convert_lse, merge_states, tree_attention, write_kv
 from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, LayoutError, ShapeError
 from ddtree_cupy.testing import assert_identical
-from tests.arguments import TorchTensor, assert_rejects, of, read_only, rejections
+from tests.refusals import TorchTensor, assert_rejects, of, read_only, rejections
 from tests.tree_attention.cases import BFLOAT16, tree_case
 
 INF, NAN = np.inf, np.nan

@@ -7,7 +7,7 @@ import pytest
 
 from ddtree_cupy import best_first_tree, build_tree, choose_budget, top_candidates
 from ddtree_cupy.errors import ArgumentError, DDTreeError, DTypeError, ShapeError
-from tests.arguments import CupyArray, TorchTensor, assert_rejects, of, read_only, rejections
+from tests.refusals import CupyArray, TorchTensor, assert_rejects, of, read_only, rejections
 from tests.tree_build.cases import batch_of, garbage_like, t6_candidates
 
 INF, NAN = np.inf, np.nan

@@ -9,7 +9,7 @@ import pytest
 from ddtree_cupy import Candidates, DraftTree, best_first_tree, build_tree, top_candidates
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.testing import assert_identical
-from tests.arguments import of
+from tests.refusals import of
 from tests.tree_build.cases import batch_of, rank_paths, request, t6_candidates, t6_logits, table
 
 INF, NAN = np.inf, np.nan

@@ -62,6 +62,7 @@ def exact_lse(logits):
     k=st.integers(0, 90),
     seed=schedules,
 )
+@example(logits=np.array([[-0.0, 0.0, -1.0, -0.0]]), k=3, seed=0)
 def test_top_candidates_matches_oracle(backend, logits, k, seed):
     if logits.dtype == np.float64 and backend.name != "numpy":
         logits = logits.astype(np.float32)
