@@ -22,7 +22,6 @@ from ddtree_cupy import (
     write_kv,
 )
 from ddtree_cupy.testing import reachable_rows, strategies
-from tests.oracles import ancestors
 
 SEARCH = settings(
     max_examples=2000, phases=[Phase.generate], derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -290,15 +289,6 @@ def test_kernels_take_what_a_strategy_draws_by_default(name):
             KERNELS[name](drawn)
 
     launch()
-
-
-@given(strategies.draft_trees(batched=False, inactive=False))
-def test_draft_trees_end_with_the_last_token_of_their_ancestors(tree):
-    """Node t in the tree is the last token of its ancestor chain (an invariant worth checking multi-round)."""
-    for node in range(int(tree.num_nodes)):
-        chain = ancestors(tree.parents, node)
-        assert chain[-1] == node
-        assert len(chain) == tree.depths[node] + 1
 
 
 @pytest.mark.parametrize(
