@@ -94,6 +94,12 @@ def backend(request):
     return Backend(request.param)
 
 
+@pytest.fixture(scope="session", params=["numpy", KERNEL_BACKENDS[0]])
+def host(request):
+    """The two backends that work on the caller's own NumPy arrays."""
+    return Backend(request.param)
+
+
 @pytest.fixture(scope="session", params=KERNEL_BACKENDS)
 def kernels(request):
     """The two backends that run CUDA text."""

@@ -66,6 +66,12 @@ class Backend:
         """Return `value` with every array on the host."""
         return _map(value, lambda array: array if isinstance(array, np.ndarray) else array.get())
 
+    def narrowed(self, value: Any) -> Any:
+        """Return `value` with float64 arrays as float32 on the backends that run kernels, which take no float64."""
+        if self.name == "numpy":
+            return value
+        return _map(value, lambda array: array.astype(np.float32) if array.dtype == np.float64 else array)
+
     def fill_pool(self) -> None:
         """Overwrite free GPU memory with 0xFF (NaN, -1), so that unwritten results show; elsewhere do nothing."""
         if self.name != "cupy":

@@ -28,7 +28,6 @@ from ddtree_cupy import (
 from ddtree_cupy._overlap import MOST_WORK, Place, overlap
 from ddtree_cupy.errors import ArgumentError, LayoutError
 from ddtree_cupy.testing import assert_identical, unchanged
-from ddtree_cupy.testing.backends import Backend
 from ddtree_cupy.tree_attention.versions import VERSIONS
 from tests.oracles import logical_row
 from tests.refusals import rejects
@@ -179,14 +178,6 @@ def test_commit_kv_moves_columns_once_that_both_pools_of_a_layer_hold(backend):
     wanted = moved_once(pool, layer)
     after = backend(commit_kv, replace(layer, ckv=pool[..., :20]), PATH)
     assert_identical((after.ckv, after.kpe), (wanted[..., :20], wanted[..., 16:]))
-
-
-HOSTS = ["numpy", pytest.param("emulate", marks=pytest.mark.emulate)]  # a GPU test cannot alias by NumPy arrays
-
-
-@pytest.fixture(params=HOSTS)
-def host(request):
-    return Backend(request.param)
 
 
 def test_commit_kv_rejects_out_over_other_arrays_of_the_call(host):
