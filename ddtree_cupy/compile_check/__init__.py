@@ -1,4 +1,4 @@
-"""For developers: compile every kernel for every architecture without a GPU, and read what it costs there."""
+"""For developers: compile every kernel for every architecture without a GPU, and read its registers and memory."""
 
 from ddtree_cupy.compile_check import nvrtc, resources
 

@@ -1,7 +1,7 @@
 """NVRTC without a GPU and without CuPy: compile for any architecture through ctypes.
 
-NVRTC needs no driver, so a machine with no GPU can check that every kernel compiles everywhere. The options are those
-CuPy adds by itself, so what is checked here is what runs there.
+NVRTC needs no driver, so a machine without a GPU can check that every kernel compiles everywhere. The options are those
+that CuPy adds by itself, so the code that is checked here is the code that runs.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 
 @dataclass(frozen=True)
 class Compilation:
-    """What NVRTC made of one text: the image, the log, and the mangled name of each expression."""
+    """The result of NVRTC for one text: the image, the log, and the mangled name of each expression."""
 
     cubin: bytes
     log: str
@@ -29,7 +29,7 @@ class Compilation:
 
 
 def available() -> tuple[bool, str]:
-    """Return (True, "") when NVRTC can be used here, else (False, why not)."""
+    """Return (True, "") if NVRTC can be used here, else (False, the reason)."""
     try:
         _library()
     except UnsupportedError as error:
@@ -45,7 +45,7 @@ def version() -> tuple[int, int]:
 
 
 def supported_archs() -> tuple[str, ...]:
-    """Return the plain architectures this NVRTC knows, such as "sm_90"."""
+    """Return the plain architectures that this NVRTC knows, such as "sm_90"."""
     count = ctypes.c_int()
     _check(_library().nvrtcGetNumSupportedArchs(ctypes.byref(count)))
     numbers = (ctypes.c_int * count.value)()
@@ -61,7 +61,7 @@ def compile_text(
     Parameters
     ----------
     text : str
-        From `sources.expand`.
+        From `kernels.expand`.
     arch : str
         Such as `"sm_90a"`.
     options : tuple of str
@@ -72,9 +72,9 @@ def compile_text(
     Raises
     ------
     CompileError
-        NVRTC's log, headed by its first error line, with architecture, version and options.
+        The text does not compile; the message has the first error, architecture, version, options and the log.
     UnsupportedError
-        There is no NVRTC.
+        NVRTC is not installed.
     """
     library = _library()
     program = ctypes.c_void_p()

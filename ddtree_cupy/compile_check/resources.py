@@ -1,7 +1,7 @@
-"""What each kernel costs on each architecture: registers, spills, stack, shared memory.
+"""What each kernel takes on each architecture: registers, spills, stack, shared memory.
 
 The numbers come from ptxas, through NVRTC's log, so no GPU is needed. `kernel_table` is what `ddtree kernels` prints;
-`problems` says which rows break the limits kept beside the specs.
+`problems` lists the rows that break the limits of their specs.
 """
 
 import re
@@ -79,7 +79,7 @@ def kernel_table(archs: Sequence[str] = ARCHS, specs: Sequence[KernelSpec] | Non
     CompileError
         A kernel does not compile; the message names file, line, architecture and NVRTC version.
     UnsupportedError
-        There is no NVRTC.
+        NVRTC is not installed.
     """
     chosen = registered_specs() if specs is None else tuple(specs)
     groups: dict[tuple[str, str, tuple[str, ...]], list[KernelSpec]] = {}

@@ -1,4 +1,4 @@
-"""The paged key-value cache, and what a verification pass accepted."""
+"""The paged key-value cache, and the result of a verification pass."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -26,12 +26,12 @@ class PagedKV(Arrays):
     kpe : same dtype, shape (P, page_size, R)
         Rope part of the keys.
     page_table : int32 array, shape ([B,] max_pages)
-        Entry p holds the page of logical positions p * page_size and up; -1 where no page is assigned.
+        Entry p is the page of logical positions p * page_size and up; -1 where no page is assigned.
     context_lens : int32 array, shape ([B])
         Keys already in the cache; node i of a tree has its own key at logical position context_len + i.
     max_context : int
-        The host's upper bound of `context_lens`; default max_pages * page_size. Kernels size their launches by it and
-        attend no further. It stays as it is when `dataclasses.replace` changes the page table.
+        An upper bound of `context_lens` that the host knows; default max_pages * page_size. It decides the sizes of
+        launches, and kernels attend no further. It does not change when `dataclasses.replace` changes the page table.
 
     Examples
     --------
@@ -73,16 +73,16 @@ class PagedKV(Arrays):
         batch : int, optional
             Requests; None gives an unbatched cache.
         page_size : int
-            Tokens a page.
+            Tokens per page.
         head_dim_ckv, head_dim_kpe : int
             C and R.
         dtype : dtype_like
-            Of both pools.
+            The dtype of both pools.
 
         Raises
         ------
         DTypeError, ArgumentError
-            A size that is no integer or below its least value.
+            A size that is not an integer, or is too small.
         """
         for name, value in (("capacity", capacity), ("head_dim_ckv", head_dim_ckv), ("head_dim_kpe", head_dim_kpe)):
             validation.at_least("PagedKV.allocate", name, value, 0)
@@ -116,7 +116,7 @@ class PagedKV(Arrays):
         ----------
         ckv, kpe : float array, shape ([B,] T, C) and ([B,] T, R)
         page_size : int
-            Tokens a page.
+            Tokens per page.
         context_lens : int array_like, shape ([B]), default T
             Rows that are context; rows after them are tree keys.
         capacity : int, default T
@@ -160,7 +160,7 @@ class PagedKV(Arrays):
 
     @property
     def page_size(self) -> int:
-        """Number of tokens a page holds."""
+        """Number of tokens in a page."""
         return int(self.ckv.shape[1])
 
     @property
@@ -230,7 +230,7 @@ class PagedKV(Arrays):
         Raises
         ------
         ShapeError, DTypeError, LayoutError, ArgumentError
-            Also when a page that covers positions >= context_len belongs to more than one place.
+            A field does not fit, or a page with positions >= context_len has more than one place.
         """
         host = self.map(lambda a: a) if isinstance(self.page_table, np.ndarray) else self._tables_on_host()
         validation.paged_kv(host)
@@ -242,7 +242,7 @@ class PagedKV(Arrays):
 
 @dataclass(frozen=True, eq=False)
 class AcceptResult(Arrays):
-    """What the target accepted of one draft tree.
+    """The part of one draft tree that the target accepted.
 
     Attributes
     ----------

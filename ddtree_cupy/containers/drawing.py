@@ -7,7 +7,7 @@ _STEP_X, _STEP_Y, _MARGIN = 84, 26, 22
 
 
 def node_positions(parents: Sequence[int]) -> list[tuple[float, float]]:
-    """Return (x, y) per node: x is the depth, leaves take y = 0, 1, 2, ... and a parent sits amid its children.
+    """Return (x, y) per node: x is the depth, leaves take y = 0, 1, 2, ... and a parent sits between its children.
 
     Leaves are numbered depth first with siblings in node order, so edges never cross.
 
@@ -35,7 +35,7 @@ def node_positions(parents: Sequence[int]) -> list[tuple[float, float]]:
     heights = [0.0] * len(parents)
     for y, leaf in enumerate(leaf_order):
         heights[leaf] = float(y)
-    for node in reversed(range(len(parents))):  # children have larger indices, so they are placed already
+    for node in reversed(range(len(parents))):  # children have larger indices, so they have their places already
         if children[node]:
             heights[node] = (heights[children[node][0]] + heights[children[node][-1]]) / 2
     return [(float(depth), height) for depth, height in zip(depths, heights, strict=True)]

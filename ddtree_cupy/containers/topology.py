@@ -1,11 +1,11 @@
-"""What follows from `parents` alone: depths, child links and packed visibility, for one request or a batch."""
+"""Arrays that follow from `parents` alone: depths, child links and packed visibility, for one request or a batch."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = Any
-MOST_NODES = 65_535  # of one tree, root included; its rows of visibility take 512 MiB
+MOST_NODES = 65_535  # in one tree, root included; its visibility takes 512 MiB
 
 
 class Topology(NamedTuple):
@@ -38,7 +38,7 @@ def fillable_nodes(
     max_depth: int | None = None,
     max_children: int | tuple[int, ...] | None = None,
 ) -> int:
-    """Return how many of `budget` nodes the full tree has besides the root, with `width` candidates a depth.
+    """Return how many of `budget` nodes the full tree has besides the root, with `width` candidates per depth.
 
     Examples
     --------

@@ -21,7 +21,7 @@ class Candidates(Arrays):
     Attributes
     ----------
     token_ids : int32 array, shape ([B,] L, K)
-        By logit descending, then token id ascending; -1 where a row has fewer candidates.
+        By descending logit, then ascending token id; -1 where a row has fewer candidates.
     logits : float32 array (float64 for float64 input), shape ([B,] L, K)
         The logits of `token_ids`; -inf beside id -1.
     lse : same dtype as `logits`, shape ([B,] L)
@@ -43,23 +43,23 @@ class Candidates(Arrays):
         logits : float array, shape ([B,] L, K)
             The logits of `token_ids`; float16 and bfloat16 become float32. Subnormals of float32 count as 0.
         lse : float array, shape ([B,] L)
-            Log-sum-exp of each whole row in nats, not of its K logits. A row is bad when it is NaN or +inf, or when one
-            of the logits is.
+            Log-sum-exp of each whole row in nats, not of its K logits. A row is bad if it is NaN or +inf, or if one of
+            the logits is.
 
         Returns
         -------
         Candidates
-            By logit descending, then token id ascending; NumPy arrays.
+            By descending logit, then ascending token id; NumPy arrays.
 
         Raises
         ------
         ShapeError, DTypeError, ArgumentError
-            The message names the argument, what it is and what was expected.
+            Arrays do not fit each other in shape or dtype, or their values are not valid candidates.
 
         Notes
         -----
-        Which of several equal logits at the cut are in the table is the producer's choice; `top_candidates` takes the
-        lowest ids.
+        The other function decides which of several equal logits at the cut are in its table; `top_candidates` takes
+        the lowest ids.
 
         Examples
         --------
@@ -110,7 +110,7 @@ class Candidates(Arrays):
 
 @dataclass(frozen=True, eq=False)
 class Visibility(Arrays):
-    """Who may attend to whom, one bit a pair; any boolean matrix is legal, ancestor closure is not assumed.
+    """Which nodes may attend to which, one bit per pair; any boolean matrix is legal, ancestor closure is not assumed.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Visibility(Arrays):
         Raises
         ------
         ShapeError, DTypeError, ArgumentError
-            The message names the argument, what it is and what was expected.
+            `visibility` is not a bool array of shape ([B,] N, N), or `num_nodes` does not fit it.
         """
         if library_of(visibility) == "cupy":
             raise DTypeError(
@@ -211,7 +211,7 @@ class DraftTree(Arrays):
     visibility_bits : uint32 array, shape ([B,] N, W)
         Bit j of row i is set when j is i or an ancestor of i.
     first_child, next_sibling : int32 array, shape ([B,] N)
-        -1 for none; siblings in ascending node index, with distinct tokens.
+        -1 if there is none; siblings in ascending node index, with distinct tokens.
 
     Examples
     --------
@@ -239,8 +239,8 @@ class DraftTree(Arrays):
         Parameters
         ----------
         token_ids, parents : integer array_like, shape ([B,] N)
-            A request whose first token is -1 is inactive. CuPy arrays must be int32; their values are not read and
-            so not checked, `validate()` does that.
+            A request whose first token is -1 is inactive. CuPy arrays must be int32; their values are not read and so
+            not checked, which `validate()` does.
 
         Raises
         ------
@@ -325,7 +325,7 @@ class DraftTree(Arrays):
         Raises
         ------
         ShapeError, DTypeError, ArgumentError
-            The message names the array, the request and the node.
+            A value breaks the rules of the class; the error has the array, the request and the node.
         """
         validation.draft_tree(self.to("numpy"))
         return self

@@ -85,7 +85,7 @@ def accept(tree: DraftTree, target_token_ids: Array) -> AcceptResult:
 def commit_kv(caches: Sequence[PagedKV], result: AcceptResult) -> tuple[PagedKV, ...]:
     """Move the accepted rows right behind the context of every cache; see `api.commit_kv`."""
     advance = (result.num_accepted + 1).astype(np.int32)  # the root counts; 0 for an inactive request
-    places = []  # all of them first: a bad page table must not leave half a move
+    places = []  # all of them first, so that a bad page table does not leave half a move
     for kv in caches:
         if ((advance > 0) & (kv.context_lens + advance > kv.max_context)).any():
             raise ArgumentError(
@@ -97,7 +97,7 @@ def commit_kv(caches: Sequence[PagedKV], result: AcceptResult) -> tuple[PagedKV,
             target = kv.locate("commit_kv", kv.context_lens[b] + np.arange(count), b)
             places.append((kv, source, target))
 
-    # and all rows: layers may share memory, through whatever views
+    # all rows are read first, as layers may share memory through different views
     rows = [(pool, target, pool[source]) for kv, source, target in places for pool in (kv.ckv, kv.kpe)]
     for pool, target, values in rows:
         pool[target] = values

@@ -15,7 +15,7 @@ from ddtree_cupy.containers.topology import unpack_visibility
 
 Array = Any
 
-KEYS_PER_SUM = 1024  # longest running sum in the compute dtype; longer ones are sums of such sums
+KEYS_PER_SUM = 1024  # the longest running sum in the compute dtype; longer sums are sums of such sums
 SCORES_AT_ONCE = 1 << 24  # query rows are taken in blocks of at most this many scores
 
 
@@ -24,7 +24,7 @@ def write_kv(kv: PagedKV, ckv_rows: Array, kpe_rows: Array, *, num_rows: Array) 
     places = [
         kv.locate("write_kv", np.arange(kv.context_lens[b], kv.context_lens[b] + num_rows[b]), b)
         for b in range(len(num_rows))
-    ]  # all of them first: a bad page table must not leave half a write
+    ]  # all of them first, so that a bad page table does not leave half a write
     for b, (pages, slots) in enumerate(places):
         kv.ckv[pages, slots] = ckv_rows[b, : num_rows[b]]
         kv.kpe[pages, slots] = kpe_rows[b, : num_rows[b]]
@@ -42,7 +42,8 @@ def tree_attention(
 ) -> tuple[Array, Array]:
     """Attend from every node to the context and to the nodes it sees; see `api.tree_attention`.
 
-    With `compute_dtype` both results stay in that dtype, unrounded: float64 gives the values kernels are judged by.
+    With `compute_dtype` both results stay in that dtype, unrounded: float64 gives the values by which kernels are
+    judged.
     """
     batch, capacity, num_heads, _ = q_nope.shape
     widest = np.float64 if q_nope.dtype == np.float64 else np.float32
@@ -91,7 +92,7 @@ def _softmax_average(scores: Array, seen: Array, values: Array) -> tuple[Array, 
     weights = np.exp(scores - shift)
     total = np.zeros(shift.shape, scores.dtype)
     weighted = np.zeros((len(scores), values.shape[1]), scores.dtype)
-    # 0 * NaN is NaN: what a hidden key holds of NaN and inf is added apart, to the rows that see it
+    # 0 * NaN is NaN: the NaN and inf of hidden keys are added apart, to the rows that see them
     hidden = np.flatnonzero(~seen.all(axis=0))
     apart = hidden[~np.isfinite(values[hidden]).all(axis=1)]
     held_apart = values[apart]
@@ -126,7 +127,7 @@ def merge_states(
     for weight in (weight_a, weight_b):
         weight[weight < np.finfo(widest).smallest_normal] = 0
     total = weight_a + weight_b
-    # a side of weight 0 counts for nothing, whatever its `out` holds
+    # a side of weight 0 does not count, whatever its `out` holds
     part_a, part_b = (
         np.where(weight[..., None] == 0, 0, out.astype(dtype)) * weight[..., None]
         for out, weight in ((out_a, weight_a), (out_b, weight_b))

@@ -20,7 +20,7 @@ BAD_ROW = 1  # bit 0 of `status`
 
 
 def top_candidates(draft_logits: Array, k: int, *, compute_dtype: Any = None) -> Candidates:
-    """Take the k best tokens of every row, logit descending then id ascending; see `api.top_candidates`."""
+    """Take the k best tokens of every row, by descending logit, then ascending id; see `api.top_candidates`."""
     batch, draft_len, vocab_size = draft_logits.shape
     k = min(k, vocab_size)
     dtype = compute_dtype or (np.float64 if draft_logits.dtype == np.float64 else np.float32)
@@ -57,7 +57,7 @@ def _logsumexp(values: Array) -> Any:
 
 
 def _best_ids(values: Array, k: int) -> Array:
-    """Return the at most k ids above -inf, by value descending then id ascending."""
+    """Return at most k ids above -inf, by descending value, then ascending id."""
     if k == 0:
         return np.zeros(0, np.int64)
     kth_largest = np.partition(values, values.size - k)[values.size - k]
@@ -69,7 +69,7 @@ def _best_ids(values: Array, k: int) -> Array:
 
 
 class _Node(NamedTuple):
-    """An open or chosen node; tuples compare as the pop order demands: score first, then rank path."""
+    """An open or chosen node; tuples compare in the order of choice: score first, then rank path."""
 
     negative_score: float
     rank_path: tuple[int, ...]
@@ -141,7 +141,7 @@ def _grow(rows: "_Rows", budget: int, min_path_score: float | None, spine: int) 
             break
         nodes.append(link)
 
-    # of the children of one node only the best still missing is open: scores fall with the rank
+    # only the best child of a node that is not in the tree yet is open, as scores fall with the rank
     opened = [child(node.parent, node.rank_path[-1] + 1) for node in nodes[1:]] + [child(len(nodes) - 1, 0)]
     heap = [node for node in opened if node is not None]
     heapq.heapify(heap)
@@ -177,7 +177,7 @@ class _Rows:
                 self.table.append((ids.tolist(), logits.tolist(), float(candidates.lse[request, depth])))
 
     def child(self, parent: _Node, parent_index: int, rank: int) -> _Node | None:
-        """Return child number `rank` of `parent`, or None where there is none."""
+        """Return child number `rank` of `parent`, or None if there is no such child."""
         depth = len(parent.rank_path)
         if depth >= self.max_depth or rank >= self._width(depth):
             return None
