@@ -20,8 +20,9 @@ lint: .venv/with-lint .venv/with-test  ## style, docstrings, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/numpydoc lint ddtree_cupy/*/api.py ddtree_cupy/containers/*.py ddtree_cupy/decode/generate.py \
-		ddtree_cupy/explore/[a-z]*.py ddtree_cupy/interop/[a-z]*.py
+	$(BIN)/numpydoc lint ddtree_cupy/*/api.py ddtree_cupy/containers/base.py ddtree_cupy/containers/cache.py \
+		ddtree_cupy/containers/tree.py ddtree_cupy/decode/generate.py ddtree_cupy/explore/[a-z]*.py \
+		ddtree_cupy/interop/[a-z]*.py
 
 lossless: .venv/with-cli  ## 100 held-out prompts x 128 bytes: text identical to autoregressive decoding
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m ddtree_cupy.decode.evaluate lossless
