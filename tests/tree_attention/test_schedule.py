@@ -18,6 +18,26 @@ extern "C" __global__ void cut_line(long long ends, int blocks, const long long*
   for (int i = threadIdx.x; i < num_units; i += blockDim.x) parts[i] = line.part_of(units[i]);
 }
 """
+EXAMPLE = r"""
+#include "tree_attention/v3_schedule.cuh"
+extern "C" __global__ void share_out(const int* page_table, const int* context_lens, const int* num_nodes, int nodes,
+                                     int pages, int blocks, long long* line_of_work, long long* starts, int* cuts,
+                                     int* start_slots) {
+  const Tables tables = {page_table, context_lens, num_nodes, 1, nodes, 1, pages, 32, pages, 32 * pages, 1, 32, 0};
+  const Line line = line_of(tables, blocks);
+  const Request request = request_of(tables, 0);
+  if (threadIdx.x > 0) return;
+  const long long found[] = {line.length, line.main, line.blocks, line.ends};
+  for (int i = 0; i < 4; ++i) line_of_work[i] = found[i];
+  for (int part = 0; part <= line.blocks; ++part) starts[part] = line.start(part);
+  for (int tile = 0; tile < request.row_tiles; ++tile) {
+    const int4 cut = cut_of(line, {0, 0, 0}, request, tile);
+    const int numbers[] = {cut.x, cut.y, cut.z, cut.w};
+    for (int i = 0; i < 4; ++i) cuts[4 * tile + i] = numbers[i];
+    start_slots[tile] = start_slot_of(cut.y, cut.z, cut.w, blocks);
+  }
+}
+"""
 SLICES = r"""
 #include "tree_attention/v2_slices.cuh"
 extern "C" __global__ void cut_keys(const int* rows, const int* num_keys, int rows_per_block, int* row_blocks,
@@ -47,6 +67,19 @@ def test_blocks_share_the_line_of_ends_evenly(ends, blocks, seed):
     assert starts.tolist() == [ends * part // blocks for part in range(blocks + 1)]
     assert (starts[parts] <= units).all()
     assert (units < starts[parts + 1]).all()
+
+
+def test_example_of_the_schedule_page_is_what_the_kernel_does():
+    """The numbers of docs/v3_schedule.md and its picture: 5 row tiles of 100 key tiles, 8 blocks."""
+    line, starts, cuts, slots = np.zeros(4, int), np.zeros(4, int), np.zeros((5, 4), np.int32), np.zeros(5, np.int32)
+    lengths, nodes = np.array([3_200], np.int32), np.array([320], np.int32)
+    share_out = emulate.Module(EXAMPLE).get_function("share_out")
+    sizes = np.int32(320), np.int32(100), np.int32(8)
+    share_out((1,), (32,), (np.arange(100, dtype=np.int32), lengths, nodes, *sizes, line, starts, cuts, slots))
+    assert line.tolist() == [68, 5, 3, 160]  # length, pieces of it, blocks on the line, units there
+    assert starts.tolist() == [0, 53, 106, 160]
+    assert cuts.tolist() == [[2, 1, 0, 5], [3, 1, 1, 5], [2, 1, 2, 6], [3, 1, 3, 6], [2, 1, 4, 7]]
+    assert slots.tolist() == [8, 9, 10, 11, 12]
 
 
 @given(rows=st.integers(1, 2**17), num_keys=st.integers(0, 2**22), rows_per_block=st.sampled_from([8, 16]))
