@@ -23,17 +23,6 @@ from ddtree_cupy import (
 )
 from ddtree_cupy.testing import reachable_rows, strategies
 
-SEARCH = settings(
-    max_examples=2000, phases=[Phase.generate], derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-
-
-def _covers(strategy, condition):
-    try:
-        find(strategy, condition, settings=SEARCH)
-    except NoSuchExample:
-        pytest.fail("no such example in 2,000")
-
 
 @given(strategies.draft_logits(dtypes=("float32", "float16", "bfloat16", "float64"), non_finite=True))
 def test_draft_logits_keep_their_bounds(logits):
@@ -64,106 +53,11 @@ def test_draft_logits_tie(logits):
         assert len(np.unique(row)) <= 5
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
-        lambda x: x.size and np.isnan(x.astype(np.float64)).any(),
-        lambda x: (x == np.inf).any(),
-        lambda x: x.shape[-2] > 1 and (x == -np.inf).all(axis=-1).any() and not (x == -np.inf).all(),
-        lambda x: ((x == 0) & np.signbit(x.astype(np.float64))).any(),
-        lambda x: x.ndim == 2 and x.shape[0] == 0,
-        lambda x: x.ndim == 3 and x.shape[0] == 0,
-        lambda x: x.shape[-1] == 1,
-        lambda x: x.dtype == ml_dtypes.bfloat16,
-        lambda x: x.dtype == np.float16,
-        *[lambda x, n=n: x.shape[-1] == n for n in (63, 64, 65, 127, 128, 129)],
-    ],
-)
-def test_draft_logits_cover(condition):
-    _covers(strategies.draft_logits(non_finite=True), condition)
-
-
-@given(strategies.candidate_tables(bad_rows=True, dtypes=("float32", "float64")))
-def test_candidate_tables_are_valid(candidates):
-    assert isinstance(candidates.validate(), Candidates)
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        lambda c: np.isnan(c.lse).any() and not np.isnan(c.lse).all(),
-        lambda c: c.token_ids.shape[-1] == 0,
-        lambda c: ((c.logits[..., 1:] == c.logits[..., :-1]) & (c.token_ids[..., 1:] >= 0)).any(),
-        lambda c: (c.token_ids == 0).any(),
-        lambda c: c.token_ids.size and ((c.token_ids == -1).any(axis=-1) & (c.token_ids >= 0).any(axis=-1)).any(),
-        lambda c: c.lse.size and (c.lse == -np.inf).any(),
-        *[lambda c, n=n: c.token_ids.shape[-1] == n for n in (31, 33, 63, 64, 65)],
-    ],
-)
-def test_candidate_tables_cover(condition):
-    _covers(strategies.candidate_tables(bad_rows=True), condition)
-
-
 @given(strategies.parent_arrays(min_nodes=2, max_nodes=9))
 def test_parent_arrays_come_before_children(parents):
     assert 2 <= len(parents) <= 9
     assert parents[0] == -1
     assert all(0 <= parent < node for node, parent in enumerate(parents.tolist()) if node)
-
-
-def _is_comb(tree):
-    parents = tree.parents[: tree.num_nodes].tolist() if not tree.is_batched else []
-    return len(parents) > 5 and sorted(np.bincount(parents[1:]).tolist())[-1] == 2 and tree.depths.max() >= 3
-
-
-@given(strategies.draft_trees(path_scores=True))
-def test_draft_trees_are_valid(tree):
-    assert isinstance(tree.validate(), DraftTree)
-    assert tree.token_ids.shape[-1] <= 129
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        lambda t: not t.is_batched and t.num_nodes > 3 and t.depths.max() == t.num_nodes - 1,
-        lambda t: not t.is_batched and t.num_nodes > 3 and t.depths.max() == 1,
-        _is_comb,
-        lambda t: t.is_batched and len(set(t.num_nodes.tolist())) == 3,
-        lambda t: t.is_batched and (t.num_nodes == 0).any() and (t.num_nodes > 0).any(),
-        lambda t: t.is_batched and (t.num_nodes < t.token_ids.shape[1]).all(),
-        lambda t: not t.is_batched and t.num_nodes == 0,
-        lambda t: (t.token_ids == 0).any(),
-        *[lambda t, n=n: not t.is_batched and t.num_nodes == n for n in (1, 31, 32, 33, 63, 64, 65, 127, 128, 129)],
-    ],
-)
-def test_draft_trees_cover(condition):
-    _covers(strategies.draft_trees(), condition)
-
-
-@given(strategies.visibilities())
-def test_visibilities_are_valid(found):
-    assert isinstance(found.validate(), Visibility)
-    assert found.to_dense().shape[-1] <= 129
-
-
-def _is_not_closed(found):
-    if found.is_batched:
-        return False
-    dense = found.to_dense()
-    return any(dense[i, j] and (dense[j] & ~dense[i]).any() for i, j in np.argwhere(dense))
-
-
-@pytest.mark.parametrize(
-    "condition",
-    [
-        _is_not_closed,
-        lambda v: not v.is_batched and v.num_nodes > 2 and not v.to_dense().any(),
-        lambda v: not v.is_batched and v.num_nodes > 2 and np.triu(v.to_dense(), 1).any(),
-        lambda v: v.is_batched and any(b[n:].any() for b, n in zip(v.visibility_bits, v.num_nodes, strict=True)),
-    ],
-)
-def test_visibilities_cover(condition):
-    _covers(strategies.visibilities(max_nodes=34), condition)
 
 
 @given(strategies.paged_caches(min_batch=0))
@@ -184,36 +78,6 @@ def test_paged_caches_poison_what_nothing_may_read(rows, data):
     assert all(kv.context_lens + rows <= kv.page_table.shape[1] * kv.page_size)
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
-        lambda kv: kv.ckv.size and not kv.ckv.flags.c_contiguous and kv.ckv.base is kv.kpe.base,
-        lambda kv: kv.ckv.flags.c_contiguous and kv.ckv.size,
-        lambda kv: (
-            kv.is_batched
-            and len(kv.page_table) > 1
-            and (kv.page_table[0, :1] == kv.page_table[1, :1]).any()
-            and kv.page_table[0, 0] >= 0
-        ),
-        lambda kv: not kv.is_batched and (kv.page_table == -1).any(),
-        lambda kv: not kv.is_batched and (kv.page_table[1:] < kv.page_table[:-1]).any() and kv.context_lens > 20,
-        lambda kv: kv.page_size == 1,
-        lambda kv: (kv.context_lens == 0).any(),
-        lambda kv: not kv.is_batched and kv.page_size > 1 and kv.context_lens == kv.page_size,
-        *[lambda kv, n=n: not kv.is_batched and kv.context_lens == n for n in (63, 64, 65, 127, 128, 129)],
-        lambda kv: np.isnan(kv.ckv.astype(np.float64)).all(axis=(1, 2)).any(),
-    ],
-)
-def test_paged_caches_cover(condition):
-    _covers(strategies.paged_caches(), condition)
-
-
-def test_paged_caches_cover_absurd_page_ids():
-    caches = strategies.paged_caches(batched=False, unused_pages="absurd")
-    _covers(caches, lambda kv: (kv.page_table == 2**30).any())
-    _covers(caches, lambda kv: (kv.page_table == -(2**31)).any())
-
-
 @given(strategies.ragged_batches(max_nodes=20))
 def test_ragged_batches_are_valid(batch):
     batch.tree.validate()
@@ -224,10 +88,132 @@ def test_ragged_batches_are_valid(batch):
     assert np.isnan(kv.ckv[~reachable].astype(np.float64)).all()
 
 
-def test_ragged_batches_cover():
-    batches = strategies.ragged_batches(max_nodes=20)
-    _covers(batches, lambda b: isinstance(b.tree, DraftTree) and b.tree.is_batched and (b.tree.num_nodes == 0).any())
-    _covers(batches, lambda b: isinstance(b.tree, Visibility) and not b.tree.is_batched)
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        (strategies.candidate_tables(bad_rows=True, dtypes=("float32", "float64")), Candidates),
+        (strategies.draft_trees(path_scores=True), DraftTree),
+        (strategies.visibilities(), Visibility),
+    ],
+    ids=str,
+)
+@given(data=st.data())
+def test_strategies_are_valid(strategy, kind, data):
+    drawn = data.draw(strategy)
+    assert isinstance(drawn.validate(), kind)
+    assert kind is Candidates or drawn.visibility_bits.shape[-2] <= 129
+
+
+SEARCH = settings(
+    max_examples=2000, phases=[Phase.generate], derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def _is_comb(tree):
+    parents = tree.parents[: tree.num_nodes].tolist() if not tree.is_batched else []
+    return len(parents) > 5 and sorted(np.bincount(parents[1:]).tolist())[-1] == 2 and tree.depths.max() >= 3
+
+
+def _is_not_closed(found):
+    if found.is_batched:
+        return False
+    dense = found.to_dense()
+    return any(dense[i, j] and (dense[j] & ~dense[i]).any() for i, j in np.argwhere(dense))
+
+
+COVERED = [  # a strategy, and what some of its examples must be
+    (
+        strategies.draft_logits(non_finite=True),
+        [
+            lambda x: x.size and np.isnan(x.astype(np.float64)).any(),
+            lambda x: (x == np.inf).any(),
+            lambda x: x.shape[-2] > 1 and (x == -np.inf).all(axis=-1).any() and not (x == -np.inf).all(),
+            lambda x: ((x == 0) & np.signbit(x.astype(np.float64))).any(),
+            lambda x: x.ndim == 2 and x.shape[0] == 0,
+            lambda x: x.ndim == 3 and x.shape[0] == 0,
+            lambda x: x.shape[-1] == 1,
+            lambda x: x.dtype == ml_dtypes.bfloat16,
+            lambda x: x.dtype == np.float16,
+            *[lambda x, n=n: x.shape[-1] == n for n in (63, 64, 65, 127, 128, 129)],
+        ],
+    ),
+    (
+        strategies.candidate_tables(bad_rows=True),
+        [
+            lambda c: np.isnan(c.lse).any() and not np.isnan(c.lse).all(),
+            lambda c: c.token_ids.shape[-1] == 0,
+            lambda c: ((c.logits[..., 1:] == c.logits[..., :-1]) & (c.token_ids[..., 1:] >= 0)).any(),
+            lambda c: (c.token_ids == 0).any(),
+            lambda c: c.token_ids.size and ((c.token_ids == -1).any(axis=-1) & (c.token_ids >= 0).any(axis=-1)).any(),
+            lambda c: c.lse.size and (c.lse == -np.inf).any(),
+            *[lambda c, n=n: c.token_ids.shape[-1] == n for n in (31, 33, 63, 64, 65)],
+        ],
+    ),
+    (
+        strategies.draft_trees(),
+        [
+            lambda t: not t.is_batched and t.num_nodes > 3 and t.depths.max() == t.num_nodes - 1,
+            lambda t: not t.is_batched and t.num_nodes > 3 and t.depths.max() == 1,
+            _is_comb,
+            lambda t: t.is_batched and len(set(t.num_nodes.tolist())) == 3,
+            lambda t: t.is_batched and (t.num_nodes == 0).any() and (t.num_nodes > 0).any(),
+            lambda t: t.is_batched and (t.num_nodes < t.token_ids.shape[1]).all(),
+            lambda t: not t.is_batched and t.num_nodes == 0,
+            lambda t: (t.token_ids == 0).any(),
+            *[lambda t, n=n: not t.is_batched and t.num_nodes == n for n in (1, 31, 32, 33, 63, 64, 65, 127, 128, 129)],
+        ],
+    ),
+    (
+        strategies.visibilities(max_nodes=34),
+        [
+            _is_not_closed,
+            lambda v: not v.is_batched and v.num_nodes > 2 and not v.to_dense().any(),
+            lambda v: not v.is_batched and v.num_nodes > 2 and np.triu(v.to_dense(), 1).any(),
+            lambda v: v.is_batched and any(b[n:].any() for b, n in zip(v.visibility_bits, v.num_nodes, strict=True)),
+        ],
+    ),
+    (
+        strategies.paged_caches(),
+        [
+            lambda kv: kv.ckv.size and not kv.ckv.flags.c_contiguous and kv.ckv.base is kv.kpe.base,
+            lambda kv: kv.ckv.flags.c_contiguous and kv.ckv.size,
+            lambda kv: (
+                kv.is_batched
+                and len(kv.page_table) > 1
+                and (kv.page_table[0, :1] == kv.page_table[1, :1]).any()
+                and kv.page_table[0, 0] >= 0
+            ),
+            lambda kv: not kv.is_batched and (kv.page_table == -1).any(),
+            lambda kv: not kv.is_batched and (kv.page_table[1:] < kv.page_table[:-1]).any() and kv.context_lens > 20,
+            lambda kv: kv.page_size == 1,
+            lambda kv: (kv.context_lens == 0).any(),
+            lambda kv: not kv.is_batched and kv.page_size > 1 and kv.context_lens == kv.page_size,
+            *[lambda kv, n=n: not kv.is_batched and kv.context_lens == n for n in (63, 64, 65, 127, 128, 129)],
+            lambda kv: np.isnan(kv.ckv.astype(np.float64)).all(axis=(1, 2)).any(),
+        ],
+    ),
+    (
+        strategies.paged_caches(batched=False, unused_pages="absurd"),
+        [lambda kv: (kv.page_table == 2**30).any(), lambda kv: (kv.page_table == -(2**31)).any()],
+    ),
+    (
+        strategies.ragged_batches(max_nodes=20),
+        [
+            lambda b: isinstance(b.tree, DraftTree) and b.tree.is_batched and (b.tree.num_nodes == 0).any(),
+            lambda b: isinstance(b.tree, Visibility) and not b.tree.is_batched,
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "condition"), [(strategy, condition) for strategy, conditions in COVERED for condition in conditions]
+)
+def test_strategies_cover(strategy, condition):
+    try:
+        find(strategy, condition, settings=SEARCH)
+    except NoSuchExample:
+        pytest.fail("no such example in 2,000")
 
 
 def _attend(tree, kv):
