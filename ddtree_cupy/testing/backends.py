@@ -8,11 +8,9 @@ import numpy as np
 
 from ddtree_cupy import emulate
 
-__all__ = ["BACKENDS", "Backend"]
+__all__ = ["Backend"]
 
 Array = Any
-
-BACKENDS = ("numpy", "emulate", "cupy")
 
 
 @dataclass(frozen=True)
