@@ -266,7 +266,15 @@ def paged_attention(tree: Any, q_nope: Any, q_pe: Any, kv: Any, sm_scale: float,
     return (out, lse) if batched else (out[0], lse[0])
 
 
-# ---- accept and commit ----
+# ---- targets, accept and commit ----
+
+
+def lowest_best_id(row: Any) -> int:
+    """Return the first id whose logit no other exceeds, -1 for a row with NaN or of -inf alone."""
+    values = [float(value) for value in row]
+    if any(map(math.isnan, values)) or max(values) == -math.inf:
+        return -1
+    return values.index(max(values))
 
 
 def walk_parents(parents: Any, token_ids: Any, targets: Any, num_nodes: int) -> tuple[list[int], int]:

@@ -1,6 +1,5 @@
 """greedy_targets and sample_targets against their definitions, one row at a time: one body for all backends."""
 
-import math
 from dataclasses import replace
 
 import ml_dtypes
@@ -13,6 +12,7 @@ from ddtree_cupy import emulate, greedy_targets, sample_targets
 from ddtree_cupy.errors import DTypeError, LayoutError
 from ddtree_cupy.testing import GuardedArray, assert_identical, unchanged
 from ddtree_cupy.testing.strategies import seeds
+from tests.oracles import lowest_best_id
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
@@ -42,14 +42,6 @@ def rows(draw, *, non_finite=False):
     for b, count in enumerate(num_nodes):
         logits[b, count:] = np.nan
     return logits, num_nodes
-
-
-def lowest_best_id(row):
-    """Return the first id whose logit no other exceeds, -1 for a row with NaN or of -inf alone."""
-    values = row.astype(np.float64).tolist()
-    if any(map(math.isnan, values)) or max(values) == -math.inf:
-        return -1
-    return values.index(max(values))
 
 
 @given(case=rows(non_finite=True), seed=schedules)
