@@ -66,7 +66,9 @@ def test_from_parents_matches_oracle(tree):
                 assert batched.next_sibling[b, left] == right
         assert (batched.next_sibling[b, count:] == -1).all()
         assert (batched.next_sibling[b, :1] == -1).all()
-        assert_identical(batched.visibility_bits[b], packed_visibility(dense_visibility(parents, count)))
+        dense = dense_visibility(parents, count)
+        assert_identical(batched.visibility_bits[b], packed_visibility(dense))
+        assert_identical(batched.visibility[b], dense)
 
 
 @given(tree=draft_trees())
