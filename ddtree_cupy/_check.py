@@ -1,6 +1,7 @@
 """Metadata checks: shape, dtype, stride, array library. Nothing here reads an array's values."""
 
 import math
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._overlap import Place, byte_bounds, overlap
+from ddtree_cupy._overlap import Place, Region, byte_bounds, overlap
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 
 Array = Any
@@ -16,10 +17,21 @@ Array = Any
 FLOATS = ("float32", "float16", "bfloat16")
 FLOATS_AND_F64 = (*FLOATS, "float64")
 
+_LIBRARIES: dict[type, str] = {np.ndarray: "numpy"}  # the two plain array types, CuPy's as soon as one is seen
+_NAMES: dict[Any, str] = {}  # of dtypes: NumPy works a name out at every call
+
 
 def library_of(array: Any) -> str:
     """Return the top-level module that defines the type of `array`: numpy, cupy, torch, builtins, ..."""
     return type(array).__module__.partition(".")[0]
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return `dtype.name`, worked out once."""
+    name = _NAMES.get(dtype)
+    if name is None:
+        name = _NAMES[dtype] = str(dtype.name)
+    return name
 
 
 def refuse_odd_array(function: str, name: str, array: Any) -> None:
@@ -73,25 +85,46 @@ class Checker:
         for name, array in arrays.items():
             if array is None:
                 continue
-            refuse_odd_array(self.function, name, array)
-            library = "numpy" if isinstance(array, np.ndarray | np.generic) else library_of(array)
-            if library == "torch":
-                raise DTypeError(
-                    f"{self.function}: `{name}` is a torch tensor; convert it without a copy by "
-                    f"numpy.from_dlpack({name}) on the CPU or cupy.from_dlpack({name}) on the GPU"
-                )
-            if library not in ("numpy", "cupy"):
-                raise DTypeError(
-                    f"{self.function}: `{name}` is {type(array).__name__}, expected a NumPy or CuPy array; "
-                    f"numpy.asarray({name}) makes one"
-                )
-            found.setdefault(library, name)
+            library = _LIBRARIES.get(type(array)) or self._library(name, array)
+            if library not in found:
+                found[library] = name
         if len(found) > 1:
             raise DTypeError(
                 f"{self.function}: `{found['numpy']}` is a NumPy array and `{found['cupy']}` a CuPy array; "
                 f"move one over, e.g. cupy.asarray({found['numpy']}) or cupy.asnumpy({found['cupy']})"
             )
-        return next(iter(found), "numpy")
+        if "cupy" in found:
+            self._require_current_device(arrays)
+            return "cupy"
+        return "numpy"
+
+    def _require_current_device(self, arrays: Mapping[str, Any]) -> None:
+        cupy: Any = sys.modules.get("cupy")
+        if cupy is None:  # what only claims to be an array of CuPy is refused where it is used
+            return
+        current = cupy.cuda.runtime.getDevice()
+        for name, array in arrays.items():
+            if array is not None and array.data.device_id != current:
+                raise LayoutError(
+                    f"{self.function}: `{name}` is on device {array.data.device_id}, the current device is {current}"
+                )
+
+    def _library(self, name: str, array: Any) -> str:
+        refuse_odd_array(self.function, name, array)
+        library = "numpy" if isinstance(array, np.ndarray | np.generic) else library_of(array)
+        if library == "torch":
+            raise DTypeError(
+                f"{self.function}: `{name}` is a torch tensor; convert it without a copy by "
+                f"numpy.from_dlpack({name}) on the CPU or cupy.from_dlpack({name}) on the GPU"
+            )
+        if library not in ("numpy", "cupy"):
+            raise DTypeError(
+                f"{self.function}: `{name}` is {type(array).__name__}, expected a NumPy or CuPy array; "
+                f"numpy.asarray({name}) makes one"
+            )
+        if library == "cupy" and type(array).__name__ == "ndarray":
+            _LIBRARIES[type(array)] = library
+        return library
 
     def array(
         self,
@@ -105,55 +138,67 @@ class Checker:
         writable: bool = False,
     ) -> None:
         """Check one array; an axis named for the first time takes its size from this array."""
-        if not hasattr(array, "dtype"):
-            raise DTypeError(f"{self.function}: `{name}` is {type(array).__name__}, expected an array")
-        refuse_odd_array(self.function, name, array)
-        if dtypes is not None and array.dtype.name not in dtypes:
-            refused = array.dtype.name == "float64" and "float32" in dtypes
+        if type(array) not in _LIBRARIES:
+            if not hasattr(array, "dtype"):
+                raise DTypeError(f"{self.function}: `{name}` is {type(array).__name__}, expected an array")
+            refuse_odd_array(self.function, name, array)
+        shape, dtype = array.shape, array.dtype
+        if dtypes is not None and dtype_name(dtype) not in dtypes:
+            refused = dtype.name == "float64" and "float32" in dtypes
             hint = " (a kernel takes float64 through `.astype(np.float32)`)" if refused else ""
-            raise DTypeError(
-                f"{self.function}: `{name}` has dtype {array.dtype.name}, expected {' or '.join(dtypes)}{hint}"
-            )
-        fits = len(array.shape) == len(axes)
-        if fits:
-            for axis, size in zip(axes, array.shape, strict=True):
-                known = axis if isinstance(axis, int) else self.sizes.get(axis, (size, ""))[0]
-                fits = fits and known == size
+            raise DTypeError(f"{self.function}: `{name}` has dtype {dtype.name}, expected {' or '.join(dtypes)}{hint}")
+        sizes = self.sizes
+        fits = len(shape) == len(axes)
+        for axis, size in zip(axes, shape, strict=False):
+            if axis in sizes:
+                fits &= sizes[axis][0] == size
+            elif isinstance(axis, str):
+                sizes[axis] = size, name
+            else:
+                fits &= axis == size
         if not fits:
-            raise ShapeError(f"{self.function}: `{name}` is {tuple(array.shape)}, expected {self._expected(axes)}")
-        for axis, size in zip(axes, array.shape, strict=True):
-            if isinstance(axis, str):
-                self.sizes.setdefault(axis, (size, name))
-        if contiguous and not array.flags.c_contiguous:
+            self.sizes = {axis: found for axis, found in sizes.items() if found[1] != name}
+            raise ShapeError(f"{self.function}: `{name}` is {tuple(shape)}, expected {self._expected(axes)}")
+        if not array.flags.c_contiguous:
+            self._check_strides(name, array, contiguous, last_contiguous)
+        if writable and isinstance(array, np.ndarray) and not array.flags.writeable:
+            raise LayoutError(f"{self.function}: `{name}` is read-only, expected an array this call may write")
+
+    def _check_strides(self, name: str, array: Array, contiguous: bool, last_contiguous: bool) -> None:
+        strides, itemsize = array.strides, array.dtype.itemsize
+        if contiguous:
             raise LayoutError(
-                f"{self.function}: `{name}` is not C-contiguous (strides {array.strides}), expected a C-contiguous "
+                f"{self.function}: `{name}` is not C-contiguous (strides {strides}), expected a C-contiguous "
                 f"array; numpy.ascontiguousarray or cupy.ascontiguousarray makes one"
             )
-        if last_contiguous and array.size and array.shape[-1] > 1 and array.strides[-1] != array.dtype.itemsize:
+        if last_contiguous and array.size and array.shape[-1] > 1 and strides[-1] != itemsize:
             raise LayoutError(
-                f"{self.function}: the last axis of `{name}` has stride {array.strides[-1]} bytes, expected "
-                f"{array.dtype.itemsize} (contiguous)"
+                f"{self.function}: the last axis of `{name}` has stride {strides[-1]} bytes, expected "
+                f"{itemsize} (contiguous)"
             )
-        if array.size and any(stride % array.dtype.itemsize for stride in array.strides):
+        if array.size and any(stride % itemsize for stride in strides):
             raise LayoutError(
-                f"{self.function}: `{name}` has strides {array.strides} bytes, expected multiples of its item size "
-                f"{array.dtype.itemsize}"
+                f"{self.function}: `{name}` has strides {strides} bytes, expected multiples of its item size {itemsize}"
             )
-        if writable and library_of(array) == "numpy" and not array.flags.writeable:
-            raise LayoutError(f"{self.function}: `{name}` is read-only, expected an array this call may write")
 
     def separate(
         self, written: Mapping[str, Any], read: Mapping[str, Any], in_place: Collection[tuple[str, str]] = ()
     ) -> None:
         """Raise when an array that this call writes shares memory with another array of the call.
 
-        Values may be arrays, containers of them, or anything else, which is skipped. A pair of names in `in_place` may
-        be one and the same array.
+        Values may be arrays, containers of them, regions, or anything else, which is skipped. A pair of names in
+        `in_place` may be one and the same array.
         """
         outputs = [(name, array, *byte_bounds(array)) for name, array in _arrays_of(written)]
         if not outputs:
             return
-        arrays = outputs + [(name, array, *byte_bounds(array)) for name, array in _arrays_of(read)]
+        near = {}
+        for name, value in read.items():
+            if not isinstance(value, Region):
+                near[name] = value
+            elif any(value.is_near(low, high) for _, _, low, high in outputs):
+                near[name] = value.container
+        arrays = outputs + [(name, array, *byte_bounds(array)) for name, array in _arrays_of(near)]
         for at, (name, array, low, high) in enumerate(outputs, start=1):
             for other, another, other_low, other_high in arrays[at:]:
                 if high <= other_low or other_high <= low:  # by far the most
@@ -168,8 +213,8 @@ class Checker:
 
     def same_dtype(self, **arrays: Array) -> None:
         """Check that all `arrays` share one dtype."""
-        names = {name: array.dtype.name for name, array in arrays.items()}
-        if len(set(names.values())) > 1:
+        if len({array.dtype for array in arrays.values()}) > 1:
+            names = {name: array.dtype.name for name, array in arrays.items()}
             listed = ", ".join(f"`{name}` {dtype}" for name, dtype in names.items())
             raise DTypeError(f"{self.function}: {listed}; expected one dtype for all of them")
 
@@ -227,25 +272,20 @@ class Checker:
 
 def _arrays_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
     for name, value in values.items():
-        if hasattr(value, "strides") and not isinstance(value, np.generic):
+        if type(value) in _LIBRARIES or (hasattr(value, "strides") and not isinstance(value, np.generic)):
             yield name, value
         elif is_dataclass(value):
             for field, array in vars(value).items():
-                if hasattr(array, "strides"):
+                if type(array) in _LIBRARIES or hasattr(array, "strides"):
                     yield f"{name}.{field}", array
 
 
-def deliver_arrays(function: str, prefix: str, results: Mapping[str, Array], out: Sequence[Array]) -> None:
-    """Copy host `results` into the arrays of `out`; every one is checked before the first is written."""
+def deliver_arrays(function: str, results: Mapping[str, Array], out: Sequence[Array]) -> None:
+    """Copy host `results`, by their names in messages, into the arrays of `out`, all of which are checked first."""
     check = Checker(function)
-    if not isinstance(out, tuple | list) or len(out) != len(results):
-        raise ShapeError(
-            f"{function}: `out` is {type(out).__name__}, expected a tuple of {len(results)} arrays: "
-            f"{', '.join(results)}"
-        )
-    for (name, result), target in zip(results.items(), out, strict=True):
-        check.backend(**{f"{prefix}{name}": target})
-        check.array(f"{prefix}{name}", target, result.shape, (result.dtype.name,), writable=True)
-    check.separate({f"{prefix}{name}": target for name, target in zip(results, out, strict=True)}, {})
+    named = dict(zip(results, out, strict=True))
+    for (name, target), result in zip(named.items(), results.values(), strict=True):
+        check.array(name, target, result.shape, (result.dtype.name,), writable=True)
+    check.separate(named, {})
     for result, target in zip(results.values(), out, strict=True):
         np.copyto(target, result)

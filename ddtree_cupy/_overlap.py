@@ -48,10 +48,24 @@ class Place(NamedTuple):
         return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
+class Region(NamedTuple):
+    """A container, and the first byte and the one after the last of each of its arrays, known beforehand."""
+
+    bounds: tuple[tuple[int, int], ...]
+    container: Any
+
+    def is_near(self, low: int, high: int) -> bool:
+        """Whether an array of these bounds may share memory with one of the container."""
+        return any(low < last and first < high for first, last in self.bounds)
+
+
 def address_of(array: Array) -> int:
-    """Return the address of the first element."""
-    on_host = isinstance(array, np.ndarray)
-    return int(array.__array_interface__["data"][0] if on_host else array.data.ptr)
+    """Return the address of the first element; 0 for None. An integer is an address."""
+    if array is None:
+        return 0
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array if isinstance(array, np.integer) else array.data.ptr)
 
 
 def byte_bounds(array: Array) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 // Computes   row at context_len + accepted[j] goes to context_len + j for j = 0 .. num_accepted, through the page
 //            table; advance_context: new_context_lens = context_lens + num_accepted + 1
 // Letters    B requests, N nodes, P num_pages, C and R widths of ckv and kpe
-// Inputs     accepted int32[B, N], num_accepted int32[B] (-1: nothing moves), page_table int32[B, max_pages],
-//            context_lens int32[B]  contiguous
-// In place   ckv T[P, page_size, C], kpe T[P, page_size, R]  last axis contiguous, other strides in elements
+// Inputs     accepted int32[B, N], num_accepted int32[B] (-1: nothing moves); contiguous
+//            cache  int32 page_table[B, max_pages], context_lens[B] (common/inputs.cuh)
+// In place   cache  T ckv[P, page_size, C], kpe[P, page_size, R]
 // Scratch    staging T[B, N, C + R], only in the modes STAGE (rows to staging) and UNSTAGE (staging to rows). They
 //            serve caches that may share memory through different views or page tables: all of them are staged before
 //            any is written.
@@ -21,7 +21,7 @@
 // Reference  ddtree_cupy/tree_accept/reference.py
 // Source     own
 #include "common/dtype.cuh"
-#include "common/paging.cuh"
+#include "common/inputs.cuh"
 
 constexpr int MOVE = 0;
 constexpr int STAGE = 1;
@@ -111,12 +111,10 @@ __device__ __forceinline__ void move_rows(const Pool<T>& pool, const PageTable& 
 
 template <class T>
 __global__ void __launch_bounds__(128)
-    commit_kv(const int* __restrict__ accepted, const int* __restrict__ num_accepted,
-              const int* __restrict__ page_table, const int* __restrict__ context_lens, T* ckv, T* kpe, T* staging,
-              int mode, int N, int C, int R, int num_pages, int page_size, int max_pages, long long ckv_page_stride,
-              long long ckv_slot_stride, long long kpe_page_stride, long long kpe_slot_stride) {
+    commit_kv(const int* __restrict__ accepted, const int* __restrict__ num_accepted, Cache<T> cache, T* staging,
+              int mode, int N, int C, int R) {
   const long long request = blockIdx.x;  // 0..B-1
-  const PageTable table = {page_table + request * max_pages, max_pages, num_pages, page_size};
+  const PageTable table = cache.table(request);
   const int count = num_committed(num_accepted[request], N);
   const long long staging_stride = staging == nullptr ? 0 : (long long)C + R;
   T* staged = staging == nullptr ? nullptr : staging + request * N * staging_stride;
@@ -124,9 +122,10 @@ __global__ void __launch_bounds__(128)
 
   const Pool<T> pool =
       blockIdx.y == 0
-          ? Pool<T>{ckv, staged, ckv_page_stride, ckv_slot_stride, staging_stride, C}
-          : Pool<T>{kpe, staged == nullptr ? nullptr : staged + C, kpe_page_stride, kpe_slot_stride, staging_stride, R};
-  move_rows(pool, table, accepted + request * N, count, context_lens[request], mode, places);
+          ? Pool<T>{cache.ckv, staged, cache.ckv_page_stride, cache.ckv_slot_stride, staging_stride, C}
+          : Pool<T>{cache.kpe,      staged == nullptr ? nullptr : staged + C, cache.kpe_page_stride,
+                    cache.kpe_slot_stride, staging_stride, R};
+  move_rows(pool, table, accepted + request * N, count, cache.context_lens[request], mode, places);
 }
 
 extern "C" __global__ void __launch_bounds__(128)

@@ -4,10 +4,9 @@
 //            j over the context and the nodes visible from n, or one of the two parts (keys)
 // Letters    B requests, N nodes, H heads, C latent width, R rope width, W = ceil(N / 32), P pages; S the most
 //            keys that a request can have, T the keys that it has
-// Inputs     q_nope, q_pe       T[B, N, H, C], T[B, N, H, R]; last axis contiguous, other strides given
-//            ckv, kpe           T[P, page_size, C], T[P, page_size, R]; last axis contiguous, other strides given
-//            page_table         int32[B, max_pages]; context_lens, num_nodes int32[B]
-//            visibility_bits    uint32[B, N, W]
+// Inputs     queries  T q_nope[B, N, H, C], q_pe[B, N, H, R]; int32 num_nodes[B]; uint32 visibility_bits[B, N, W]
+//            cache    T ckv[P, page_size, C], kpe[P, page_size, R]; int32 page_table[B, max_pages], context_lens[B]
+//            The last axis of q_nope, q_pe, ckv, kpe is contiguous, their other strides are given (common/inputs.cuh).
 // Outputs    out T[B, N, H, C], lse float32[B, N, H] in nats; every entry is written, 0 and -inf for empty rows
 // Work       grid (H, N, B), block 128; a block owns one row (request, node, head). Threads stride over keys in phases
 //            1 and 2 and over latent dimensions in phase 3. Shared: (C + R + S + 4) floats.
@@ -20,9 +19,8 @@
 //            H200 (0.7 TFLOP/s, 2026-11-30)
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     own
-#include "common/paging.cuh"
+#include "common/inputs.cuh"
 #include "common/softmax_state.cuh"
-#include "common/visibility.cuh"
 #include "common/warp.cuh"
 
 constexpr int THREADS = 128;
@@ -39,13 +37,8 @@ __device__ float dot(const float* q, const T* key, int width) {
 
 template <class T>
 __global__ void __launch_bounds__(THREADS, 8) tree_attention_v1(  // 64 registers
-    const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv, const T* __restrict__ kpe,
-    const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
-    const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse, int N, int H, int C,
-    int R, int num_pages, int page_size, int max_pages, int max_context, long long q_nope_request_stride,
-    long long q_nope_node_stride, long long q_nope_head_stride, long long q_pe_request_stride,
-    long long q_pe_node_stride, long long q_pe_head_stride, long long ckv_page_stride, long long ckv_slot_stride,
-    long long kpe_page_stride, long long kpe_slot_stride, float sm_scale, int keys) {
+    Queries<T> queries, Cache<const T> cache, T* __restrict__ out, float* __restrict__ lse, int C, int R,
+    float sm_scale, int keys) {
   const int head = blockIdx.x;     // 0..H-1
   const int node = blockIdx.y;     // 0..N-1
   const int request = blockIdx.z;  // 0..B-1
@@ -55,17 +48,16 @@ __global__ void __launch_bounds__(THREADS, 8) tree_attention_v1(  // 64 register
   float* scores = q + C + R;    // [S], then the weights
   __shared__ float scratch[THREADS / WARP_SIZE];
 
-  const PageTable table = {page_table + (long long)request * max_pages, max_pages, num_pages, page_size};
-  const int count = clamp_length(num_nodes[request], N);
-  const KeyRange range = key_range(keys, clamp_length(context_lens[request], max_context), count, table);
-  const int W = (N + 31) / 32;
-  const unsigned* bits = visibility_bits + ((long long)request * N + node) * W;
-  const long long row = ((long long)request * N + node) * H + head;
+  const PageTable table = cache.table(request);
+  const int count = queries.count(request);
+  const KeyRange range = key_range(keys, cache.context_len(request), count, table);
+  const unsigned* bits = queries.bits(request, node);
+  const long long row = ((long long)request * queries.N + node) * queries.H + head;
   const int num_keys = node < count ? range.count : 0;
 
   // the query, widened once
-  const T* row_nope = q_nope + request * q_nope_request_stride + node * q_nope_node_stride + head * q_nope_head_stride;
-  const T* row_pe = q_pe + request * q_pe_request_stride + node * q_pe_node_stride + head * q_pe_head_stride;
+  const T* row_nope = queries.nope(request, node, head);
+  const T* row_pe = queries.pe(request, node, head);
   if (node < count) {
     for (int c = thread; c < C; c += THREADS) q[c] = to_float(row_nope[c]);
     for (int r = thread; r < R; r += THREADS) q[C + r] = to_float(row_pe[r]);
@@ -79,8 +71,8 @@ __global__ void __launch_bounds__(THREADS, 8) tree_attention_v1(  // 64 register
     const int position = range.first + j;
     float score = NEGATIVE_INFINITY;
     if (is_visible(bits, position - range.context_len)) {
-      const float nope = dot(q, ckv + table.row(position, ckv_page_stride, ckv_slot_stride), C);
-      const float rope = dot(q + C, kpe + table.row(position, kpe_page_stride, kpe_slot_stride), R);
+      const float nope = dot(q, cache.ckv + cache.ckv_row(table, position), C);
+      const float rope = dot(q + C, cache.kpe + cache.kpe_row(table, position), R);
       score = (nope + rope) * scale;
     }
     scores[j] = score;
@@ -109,7 +101,7 @@ __global__ void __launch_bounds__(THREADS, 8) tree_attention_v1(  // 64 register
       for (int j = start; j < stop; ++j) {
         const float weight = scores[j];
         if (is_hidden(weight)) continue;
-        const T* key = ckv + table.row(range.first + j, ckv_page_stride, ckv_slot_stride);
+        const T* key = cache.ckv + cache.ckv_row(table, range.first + j);
         part = fmaf(weight, to_float(key[c]), part);
       }
       value += part;

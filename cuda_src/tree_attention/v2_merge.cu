@@ -2,7 +2,7 @@
 //
 // Computes   out = sum_i w_i out_i / sum_i w_i with w_i = exp2(score_i - max), lse = ln 2 (max + log2 sum_i w_i)
 // Letters    as v2_split_kv.cu
-// Inputs     page_table, context_lens, num_nodes as there; partial_out float32[B, region, C], partial_score
+// Inputs     queries, cache as there; partial_out float32[B, region, C], partial_score
 //            float32[B, region]; the row of a slice is slice * rows + row
 // Outputs    out T[B, N, H, C], lse float32[B, N, H]: rows of several slices; 0 and -inf for rows of padding nodes.
 //            Rows of one slice are left as v2_split_kv.cu wrote them
@@ -12,25 +12,21 @@
 // Versions   this
 // Reference  merge_states in ddtree_cupy/tree_attention/reference.py
 // Source     the split reduction of FlashDecoding
-#include "common/paging.cuh"
+#include "common/inputs.cuh"
 #include "common/softmax_state.cuh"
-#include "common/visibility.cuh"
 #include "tree_attention/v2_slices.cuh"
 
 template <class T, int C, int R>
 __global__ void __launch_bounds__(WARPS* WARP_SIZE) tree_attention_v2_merge(
-    const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
-    const float* __restrict__ partial_out, const float* __restrict__ partial_score, T* __restrict__ out,
-    float* __restrict__ lse, int N, int H, long long region, int num_pages, int page_size, int max_pages,
-    int max_context, int keys) {
+    Queries<T> queries, Cache<const T> cache, const float* __restrict__ partial_out,
+    const float* __restrict__ partial_score, T* __restrict__ out, float* __restrict__ lse, long long region, int keys) {
+  const int N = queries.N, H = queries.H;
   const int request = blockIdx.y;                                     // 0..B-1
   const int row = blockIdx.x * WARPS + threadIdx.x / WARP_SIZE;       // 0..N*H-1
   const int lane = threadIdx.x % WARP_SIZE;                           // 0..31
   if (row >= N * H) return;
-  const PageTable table = {page_table + (long long)request * max_pages, max_pages, num_pages, page_size};
-  const int count = clamp_length(num_nodes[request], N);
-  const KeyRange range = key_range(keys, clamp_length(context_lens[request], max_context), count, table);
-  const int rows = count * H;
+  const int rows = queries.count(request) * H;
+  const KeyRange range = key_range(keys, cache.context_len(request), queries.count(request), cache.table(request));
   const Slices slices = slices_of(rows, range.count, Layout<T, C, R>::ROWS);
   const long long final_row = (long long)request * N * H + row;
   if (row >= rows) {

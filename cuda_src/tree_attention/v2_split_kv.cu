@@ -21,10 +21,9 @@
 //            64 heads x 64 nodes x 8,192 keys 4.6 ms, x 131,072 keys 80 ms (15 TFLOP/s)
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     online softmax (arXiv 1805.02867); splitting after FlashDecoding
-#include "common/paging.cuh"
+#include "common/inputs.cuh"
 #include "common/softmax_state.cuh"
 #include "common/vector_load.cuh"
-#include "common/visibility.cuh"
 #include "common/warp.cuh"
 #include "tree_attention/v2_slices.cuh"
 
@@ -76,34 +75,29 @@ __device__ __forceinline__ void add_values(float4 (&part)[ROWS], const T* values
 
 template <class T, int C, int R>
 __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
-    const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv, const T* __restrict__ kpe,
-    const int* __restrict__ page_table, const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
-    const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse,
-    float* __restrict__ partial_out, float* __restrict__ partial_score, int N, int H, long long region, int num_pages,
-    int page_size, int max_pages, int max_context, long long q_nope_request_stride, long long q_nope_node_stride,
-    long long q_nope_head_stride, long long q_pe_request_stride, long long q_pe_node_stride,
-    long long q_pe_head_stride, long long ckv_page_stride, long long ckv_slot_stride, long long kpe_page_stride,
-    long long kpe_slot_stride, float sm_scale, int keys, int vectors) {
+    Queries<T> queries, Cache<const T> cache, T* __restrict__ out, float* __restrict__ lse,
+    float* __restrict__ partial_out, float* __restrict__ partial_score, long long region, float sm_scale, int keys,
+    int vectors) {
   using L = Layout<T, C, R>;
   const int request = blockIdx.y;               // 0..B-1
   const int warp = threadIdx.x / WARP_SIZE;     // 0..3
   const int lane = threadIdx.x % WARP_SIZE;     // 0..31
-  const PageTable table = {page_table + (long long)request * max_pages, max_pages, num_pages, page_size};
-  const int count = clamp_length(num_nodes[request], N);
-  const KeyRange range = key_range(keys, clamp_length(context_lens[request], max_context), count, table);
-  const int rows = count * H;
+  const int N = queries.N, H = queries.H;
+  const PageTable table = cache.table(request);
+  const KeyRange range = key_range(keys, cache.context_len(request), queries.count(request), table);
+  const int rows = queries.count(request) * H;
   const Slices slices = slices_of(rows, range.count, L::ROWS);
   const int slice = slices.row_blocks > 0 ? blockIdx.x / slices.row_blocks : slices.count;
   if (slice >= slices.count) return;
   const int first_row = blockIdx.x % slices.row_blocks * L::ROWS;
   const int last_row = min(first_row + L::ROWS, rows) - 1;
-  const int W = (N + 31) / 32;
-  const unsigned* bits = visibility_bits + (long long)request * N * W;
+  const int W = queries.words();
+  const unsigned* bits = queries.bits(request, 0);
 
   extern __shared__ uint4 shared[];
   T* tile = reinterpret_cast<T*>(shared);                                // [TILE][PITCH]
-  float* queries = reinterpret_cast<float*>(tile + TILE * L::PITCH);     // [ROWS][C + R]
-  float* weights = queries + L::ROWS * (C + R);                          // [ROWS][TILE]
+  float* query_rows = reinterpret_cast<float*>(tile + TILE * L::PITCH);     // [ROWS][C + R]
+  float* weights = query_rows + L::ROWS * (C + R);                          // [ROWS][TILE]
   __shared__ TileKeys where;
 
   // the queries of the block, widened once
@@ -114,12 +108,9 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
     if (row < rows) {
       const int node = row / H;
       const int head = row % H;
-      value = c < C ? to_float(q_nope[request * q_nope_request_stride + node * q_nope_node_stride +
-                                      head * q_nope_head_stride + c])
-                    : to_float(q_pe[request * q_pe_request_stride + node * q_pe_node_stride +
-                                    head * q_pe_head_stride + (c - C)]);
+      value = c < C ? to_float(queries.nope(request, node, head)[c]) : to_float(queries.pe(request, node, head)[c - C]);
     }
-    queries[element] = value;
+    query_rows[element] = value;
   }
 
   float largest[L::ROWS_PER_WARP], total[L::ROWS_PER_WARP];
@@ -145,11 +136,11 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
           is_seen |= is_visible(bits + (long long)node * W, key_node);
       }
       where.is_seen[threadIdx.x] = is_seen;
-      where.ckv_row[threadIdx.x] = is_seen ? table.row(position, ckv_page_stride, ckv_slot_stride) : 0;
-      where.kpe_row[threadIdx.x] = is_seen ? table.row(position, kpe_page_stride, kpe_slot_stride) : 0;
+      where.ckv_row[threadIdx.x] = is_seen ? cache.ckv_row(table, position) : 0;
+      where.kpe_row[threadIdx.x] = is_seen ? cache.kpe_row(table, position) : 0;
     }
     __syncthreads();
-    load_tile<T, C, R>(tile, where, ckv, kpe, vectors != 0);
+    load_tile<T, C, R>(tile, where, cache.ckv, cache.kpe, vectors != 0);
     __syncthreads();
 
     // scores of the warp's rows against the lane's key, in four chains each: long chains lose bits
@@ -160,7 +151,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
       const float4 key = load4(tile + lane * L::PITCH + c);
 #pragma unroll
       for (int r = 0; r < L::ROWS_PER_WARP; ++r) {
-        const float4 query = load4(queries + (warp * L::ROWS_PER_WARP + r) * (C + R) + c);
+        const float4 query = load4(query_rows + (warp * L::ROWS_PER_WARP + r) * (C + R) + c);
         score[r].x = fmaf(query.x, key.x, score[r].x);
         score[r].y = fmaf(query.y, key.y, score[r].y);
         score[r].z = fmaf(query.z, key.z, score[r].z);

@@ -23,13 +23,12 @@ constexpr int threads_for(int C) { return WARP_SIZE * MERGED_ROWS * ((C + 127) /
 
 template <class T, int C, int IN_FLIGHT>
 __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) / threads_for(C))  // 128, 64 registers
-    tree_attention_v3_merge(const int* __restrict__ page_table, const int* __restrict__ context_lens,
-                            const int* __restrict__ num_nodes, const float* __restrict__ partial_out,
+    tree_attention_v3_merge(Queries<T> queries, Cache<const T> cache, const float* __restrict__ partial_out,
                             const float* __restrict__ partial_score, const int4* __restrict__ cuts,
-                            T* __restrict__ out, float* __restrict__ lse, int B, int N, int H, int num_pages,
-                            int page_size, int max_pages, int max_context, int keys, int blocks) {
+                            T* __restrict__ out, float* __restrict__ lse, int B, int keys, int blocks) {
   static_assert(WARP_SIZE % IN_FLIGHT == 0, "lanes weigh 32 pieces, which are then added IN_FLIGHT at a time");
   constexpr int CHUNKS = (C + 127) / 128;                    // of 128 columns
+  const int N = queries.N, H = queries.H;
   const int b = blockIdx.y;                                  // 0..B-1
   const int warp = threadIdx.x / WARP_SIZE;                  // 0..MERGED_ROWS*CHUNKS-1
   const int lane = threadIdx.x % WARP_SIZE;                  // 0..31
@@ -37,8 +36,7 @@ __global__ void __launch_bounds__(threads_for(C), (IN_FLIGHT > 4 ? 512 : 1024) /
   const int c = warp % CHUNKS * 128 + 4 * lane;              // 0..C-1
   const bool has_columns = C % 128 == 0 || c < C;
   if (row >= N * H) return;
-  const Tables tables = {page_table, context_lens, num_nodes,   B,    N, H, num_pages,
-                         page_size,  max_pages,    max_context, keys, 1, 0};
+  const Tables tables = tables_of(queries, cache, B, keys, 1, 0);
   const Request request = request_of(tables, b);
   const long long final_row = (long long)b * N * H + row;
   T* to = out + final_row * C + c;

@@ -35,21 +35,13 @@
 
 template <class T, int C, int R, int KEYS, int STAGES, int HELD>
 __global__ void __launch_bounds__(THREADS, 1)
-    tree_attention_v3(const T* __restrict__ q_nope, const T* __restrict__ q_pe, const T* __restrict__ ckv,
-                      const T* __restrict__ kpe, const int* __restrict__ page_table,
-                      const int* __restrict__ context_lens, const int* __restrict__ num_nodes,
-                      const unsigned* __restrict__ visibility_bits, T* __restrict__ out, float* __restrict__ lse,
+    tree_attention_v3(Queries<T> queries, Cache<const T> cache, T* __restrict__ out, float* __restrict__ lse,
                       float* __restrict__ partial_out, float* __restrict__ partial_score, float* __restrict__ carry,
-                      int4* __restrict__ cuts, int B, int N, int H, int num_pages, int page_size, int max_pages,
-                      int max_context, long long q_nope_request_stride, long long q_nope_node_stride,
-                      long long q_nope_head_stride, long long q_pe_request_stride, long long q_pe_node_stride,
-                      long long q_pe_head_stride, long long ckv_page_stride, long long ckv_slot_stride,
-                      long long kpe_page_stride, long long kpe_slot_stride, float sm_scale, int keys,
-                      int tiles_per_slice, int aligned) {
+                      int4* __restrict__ cuts, int B, float sm_scale, int keys, int tiles_per_slice, int aligned) {
   extern __shared__ __align__(128) uint4 shared[];  // whole lines, for the XOR of v3_layout.cuh
   __shared__ Piece<T> piece;
-  const Tables tables = {page_table, context_lens, num_nodes,   B,    N,    H,              num_pages,
-                         page_size,  max_pages,    max_context, keys, KEYS, tiles_per_slice};
+  const Tables tables = tables_of(queries, cache, B, keys, KEYS, tiles_per_slice);
+  const int N = queries.N, H = queries.H, page_size = cache.page_size;
   {
     const Line line = line_of(tables, gridDim.x);
     if ((int)blockIdx.x >= line.main + line.blocks) return;
@@ -62,16 +54,16 @@ __global__ void __launch_bounds__(THREADS, 1)
       piece.put_off = piece.put_off_stop = -1;
 
       LoadPlan<T>& plan = piece.plan;
-      plan.ckv = ckv;
-      plan.kpe = kpe;
+      plan.ckv = cache.ckv;
+      plan.kpe = cache.kpe;
       plan.page_shift = (page_size & (page_size - 1)) == 0 ? __ffs(page_size) - 1 : -1;
-      plan.last_page = num_pages - 1;
-      plan.page_stride = (int)ckv_page_stride;
-      plan.slot_stride = (int)ckv_slot_stride;
-      piece.strides = {ckv_page_stride, ckv_slot_stride, kpe_page_stride, kpe_slot_stride};
+      plan.last_page = cache.num_pages - 1;
+      plan.page_stride = (int)cache.ckv_page_stride;
+      plan.slot_stride = (int)cache.ckv_slot_stride;
+      piece.strides = {cache.ckv_page_stride, cache.ckv_slot_stride, cache.kpe_page_stride, cache.kpe_slot_stride};
       piece.is_plain = aligned && plan.page_shift >= 0 && piece.strides.is_one_buffer(page_size);
       piece.H = H;
-      piece.W = (N + 31) / 32;
+      piece.W = queries.words();
       piece.aligned = aligned != 0;
       piece.scale = sm_scale * LOG2_E;
       piece.carry = carry + (long long)blockIdx.x * TILE_ROWS * C;
@@ -110,7 +102,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       plan.first_tile = first_unit * per_unit;
       plan.last_tile = min((first_unit + num_units) * per_unit, request.key_tiles);
 
-      piece.bits = visibility_bits + (long long)place.request * N * piece.W;
+      piece.bits = queries.bits(place.request, 0);
       piece.first_row = row_tile * TILE_ROWS;
       piece.row_tile = row_tile;
       piece.num_units = num_units;
@@ -130,8 +122,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     char* const space = reinterpret_cast<char*>(shared);
     if (threadIdx.x < VALUE_THREADS) {
       ValueWarp<T, C, R, KEYS, STAGES, HELD> values(space, piece);
-      values.attend(q_nope + piece.place.request * q_nope_request_stride, q_nope_node_stride, q_nope_head_stride,
-                    q_pe + piece.place.request * q_pe_request_stride, q_pe_node_stride, q_pe_head_stride);
+      values.attend(queries.nope(piece.place.request, 0, 0), queries.nope_node_stride, queries.nope_head_stride,
+                    queries.pe(piece.place.request, 0, 0), queries.pe_node_stride, queries.pe_head_stride);
       if (piece.is_whole)
         values.write_result(out + piece.result * C);
       else

@@ -11,7 +11,7 @@
 // Source     stream-K decomposition (arXiv 2301.03598)
 #pragma once
 
-#include "common/visibility.cuh"
+#include "common/inputs.cuh"
 #include "common/warp.cuh"
 
 constexpr int TILE_ROWS = 64;
@@ -30,6 +30,13 @@ struct Tables {
   int keys_per_tile;   // of one key tile
   int tiles_per_slice;  // key tiles of a slice; 0 without split_keys, where a unit is one key tile
 };
+
+template <class T>
+__device__ __forceinline__ Tables tables_of(const Queries<T>& q, const Cache<const T>& cache, int B, int keys,
+                                            int keys_per_tile, int tiles_per_slice) {
+  return {cache.page_table, cache.context_lens, q.num_nodes,       B,    q.N,           q.H,            cache.num_pages,
+          cache.page_size,  cache.max_pages,    cache.max_context, keys, keys_per_tile, tiles_per_slice};
+}
 
 struct Request {
   PageTable table;

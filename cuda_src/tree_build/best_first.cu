@@ -4,9 +4,9 @@
 //            score until the budget is spent; of equal scores the smaller rank path (a prefix comes first)
 // Letters    B requests, L draft length, K candidates per depth, N = capacity + 1 nodes; rank = place among siblings.
 //            Every chosen node has one open child, its best child that was not taken yet, as scores fall with the rank.
-// Inputs     candidate_ids int32[B, L, K], candidate_logits float32[B, L, K], candidate_lse float32[B, L]
+// Inputs     table  int32 candidate_ids[B, L, K], float32 candidate_logits[B, L, K], candidate_lse[B, L]
 //            budgets int32[B] or null (then budget_of_all), root_token_ids int32[B] or null (then root_of_all)
-//            widths: the largest number of children of a node by its depth; the last entry is for depths from 255 on
+//            limits  see struct Limits
 // Scratch    state: state_bytes(N) per request, or null, then the state lies in dynamic shared memory
 // Outputs    token_ids, parents int32[B, N], path_scores float64[B, N], num_nodes, status int32[B]
 //            contiguous, every entry written: padding -1 and -inf; an inactive request (root < 0) is all padding
@@ -27,18 +27,20 @@
 constexpr int WIDTHS = 256;
 constexpr int BAD_ROW = 1;  // bit 0 of status
 
-struct Widths {
-  int of_depth[WIDTHS];
+// What bounds the tree, by value.
+struct Limits {
+  double min_path_score;
+  int max_depth;
+  int spine;
+  int widths[WIDTHS];  // most children of a node by its depth, the last entry for all depths from 255 on
 };
 
-// The candidates of one request after all limits.
+// The candidates of a batch, by value; then those of one request, after its bad rows are cut off.
 struct Candidates {
-  const int* token_ids;
-  const float* logits;
-  const float* lse;
-  int depth_limit;
-  int width;
-  double min_path_score;
+  const int* candidate_ids;       // [B, L, K]
+  const float* candidate_logits;  // [B, L, K]
+  const float* candidate_lse;     // [B, L]
+  int L, K;
 };
 
 // What is known of every chosen node: 32 bytes per node, rounded up to full buckets.
@@ -78,14 +80,14 @@ __device__ __forceinline__ double widen(float x) {
 }
 
 // Ordered score of a child; 0 when there is no such child.
-__device__ __forceinline__ unsigned long long child_score(const Candidates& candidates, const Widths& widths,
+__device__ __forceinline__ unsigned long long child_score(const Candidates& table, const Limits& limits,
                                                           double score, int depth, int rank) {
-  if (depth >= candidates.depth_limit) return 0;
-  if (rank >= min(candidates.width, widths.of_depth[min(depth, WIDTHS - 1)])) return 0;
-  const long long i = (long long)depth * candidates.width + rank;
-  const int token = candidates.token_ids[i];
-  const double child = __dadd_rn(score, __dsub_rn(widen(candidates.logits[i]), widen(candidates.lse[depth])));
-  const bool is_open = token >= 0 && child > (double)NEGATIVE_INFINITY && !(child < candidates.min_path_score);
+  if (depth >= table.L) return 0;
+  if (rank >= min(table.K, limits.widths[min(depth, WIDTHS - 1)])) return 0;
+  const long long i = (long long)depth * table.K + rank;
+  const int token = table.candidate_ids[i];
+  const double child = __dadd_rn(score, __dsub_rn(widen(table.candidate_logits[i]), widen(table.candidate_lse[depth])));
+  const bool is_open = token >= 0 && child > (double)NEGATIVE_INFINITY && !(child < limits.min_path_score);
   return is_open ? ordered_bits(child) : 0;
 }
 
@@ -126,12 +128,10 @@ __device__ __forceinline__ int first_of_lanes(const Nodes& nodes, unsigned long 
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-    best_first(const int* __restrict__ candidate_ids, const float* __restrict__ candidate_logits,
-               const float* __restrict__ candidate_lse, const int* __restrict__ budgets,
-               const int* __restrict__ root_token_ids, unsigned long long* __restrict__ state,
-               int* __restrict__ token_ids, int* __restrict__ parents, double* __restrict__ path_scores,
-               int* __restrict__ num_nodes, int* __restrict__ status, int budget_of_all, int root_of_all, int L, int K,
-               int N, int max_depth, double min_path_score, int spine, const __grid_constant__ Widths widths) {
+    best_first(Candidates table, const int* __restrict__ budgets, const int* __restrict__ root_token_ids,
+               unsigned long long* __restrict__ state, int* __restrict__ token_ids, int* __restrict__ parents,
+               double* __restrict__ path_scores, int* __restrict__ num_nodes, int* __restrict__ status,
+               int budget_of_all, int root_of_all, int N, const __grid_constant__ Limits limits) {
   extern __shared__ unsigned long long shared_state[];
   const long long request = blockIdx.x;  // 0..B-1
   const int lane = threadIdx.x;          // 0..31
@@ -145,15 +145,16 @@ extern "C" __global__ void __launch_bounds__(32)
   path_scores += request * N;
 
   // the first bad row ends the tree
-  Candidates candidates = {candidate_ids + request * L * K, candidate_logits + request * L * K,
-                           candidate_lse + request * L,     min(L, max_depth),
-                           K,                               min_path_score};
+  const int L = table.L;
+  table.candidate_ids += request * L * table.K;
+  table.candidate_logits += request * L * table.K;
+  table.candidate_lse += request * L;
   int first_bad = L;
   for (int depth = lane; depth < L; depth += WARP_SIZE) {
-    if (is_nan(candidates.lse[depth])) first_bad = min(first_bad, depth);
+    if (is_nan(table.candidate_lse[depth])) first_bad = min(first_bad, depth);
   }
   first_bad = __reduce_min_sync(FULL_WARP, first_bad);
-  candidates.depth_limit = min(candidates.depth_limit, first_bad);
+  table.L = min(min(L, limits.max_depth), first_bad);
 
   // the root and its open child, in bucket 0
   for (int i = lane; i < bucket_size * WARP_SIZE; i += WARP_SIZE) nodes.open_scores[i] = 0;
@@ -164,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(32)
     nodes.ranks[0] = 0;
     nodes.depths[0] = 0;
     nodes.open_ranks[0] = 0;
-    nodes.open_score(0) = child_score(candidates, widths, 0.0, 0, 0);
+    nodes.open_score(0) = child_score(table, limits, 0.0, 0, 0);
     if (root >= 0) {
       token_ids[0] = root;
       parents[0] = -1;
@@ -178,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(32)
 
   bool on_spine = true;
   while (count > 0 && count <= budget) {
-    on_spine = on_spine && count <= spine && nodes.open_score(count - 1) > 0;
+    on_spine = on_spine && count <= limits.spine && nodes.open_score(count - 1) > 0;
     const int from = on_spine ? count - 1 : first_of_lanes(nodes, best_score, best_node);
     if (from < 0) break;
     const int added = count++;
@@ -186,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(32)
     const int depth = nodes.depths[from];  // of `from`; its children are candidates of row `depth`
     const double added_score = from_ordered_bits(nodes.open_score(from));
     const double from_score = nodes.scores[from];
-    const int token = candidates.token_ids[(long long)depth * K + rank];
+    const int token = table.candidate_ids[(long long)depth * table.K + rank];
     __syncwarp();
 
     // lane 0 opens the next child of `from`, lane 1 the first child of the node added, lane 2 writes that node
@@ -195,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(32)
       const int open_rank = lane == 0 ? rank + 1 : 0;
       nodes.open_ranks[node] = open_rank;
       nodes.open_score(node) =
-          child_score(candidates, widths, lane == 0 ? from_score : added_score, depth + lane, open_rank);
+          child_score(table, limits, lane == 0 ? from_score : added_score, depth + lane, open_rank);
     } else if (lane == 2) {
       nodes.scores[added] = added_score;
       nodes.parents[added] = from;

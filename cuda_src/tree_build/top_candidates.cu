@@ -8,7 +8,8 @@
 //            ids, values as the telling bits of common/ordered.cuh, 0 where the slice has fewer; partial_max float32
 //            [B*L, S] and partial_sum, the sum of exp(logit - partial_max): NaN marks a bad slice;
 //            sort_keys uint64[B*L, sort_size], null when the keys fit into shared memory
-// Outputs    token_ids int32[B, L, K], logits float32[B, L, K], lse float32[B, L]  contiguous, every entry written
+// Outputs    candidate_ids int32[B, L, K], candidate_logits float32[B, L, K], candidate_lse float32[B, L]; contiguous,
+//            every entry written
 // Work       find_candidates: grid (B*L, S), block 128 or 512 by V alone; a slice has 16 logits per thread, kept in
 //            registers.
 //            merge_candidates: grid (B*L), block 256 or 1,024; dynamic shared sort_size * 8 bytes, or none with scratch
@@ -107,19 +108,19 @@ __device__ __forceinline__ float row_lse(const float* partial_max, const float* 
 extern "C" __global__ void __launch_bounds__(1024)
     merge_candidates(const unsigned* __restrict__ found_values, const int* __restrict__ found_ids,
                      const float* __restrict__ partial_max, const float* __restrict__ partial_sum,
-                     unsigned long long* __restrict__ sort_keys, int* __restrict__ token_ids,
-                     float* __restrict__ logits, float* __restrict__ lse, int S, int E, int K, unsigned sort_size,
-                     int silent_bits) {
+                     unsigned long long* __restrict__ sort_keys, int* __restrict__ candidate_ids,
+                     float* __restrict__ candidate_logits, float* __restrict__ candidate_lse, int S, int E, int K,
+                     unsigned sort_size, int silent_bits) {
   extern __shared__ unsigned long long shared_keys[];
   const long long row = blockIdx.x;  // 0..B*L-1
   __shared__ unsigned long long totals_scratch[2 * WARP_SIZE];
   BlockTotals totals = {totals_scratch, 0};
 
   const float of_row = row_lse(partial_max + row * S, partial_sum + row * S, S);
-  if (threadIdx.x == 0) lse[row] = of_row;
+  if (threadIdx.x == 0) candidate_lse[row] = of_row;
   if (K == 0) return;
-  int* row_ids = token_ids + row * K;
-  float* row_logits = logits + row * K;
+  int* row_ids = candidate_ids + row * K;
+  float* row_logits = candidate_logits + row * K;
   if (is_nan(of_row)) {
     for (int i = threadIdx.x; i < K; i += blockDim.x) {
       row_ids[i] = -1;

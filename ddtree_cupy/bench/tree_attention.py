@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy import tree_attention, tree_attention_workspace_bytes
+from ddtree_cupy import tree_attention, workspace_bytes
 from ddtree_cupy.bench.case import Case, Prepared, bfloat16_normal, random_tree, repeated, to_device
 from ddtree_cupy.bench.sizes import ATTENTION_SIZES, HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE, attention_name
 from ddtree_cupy.containers import PagedKV
@@ -58,9 +58,9 @@ def prepare_attention(batch: int, heads: int, nodes: int, context: int, variant:
     q_nope = bfloat16_normal(3, (batch, nodes, heads, HEAD_DIM_CKV))
     q_pe = bfloat16_normal(4, (batch, nodes, heads, HEAD_DIM_KPE))
     out = cupy.empty_like(q_nope), cupy.empty(q_nope.shape[:3], np.float32)
-    size = tree_attention_workspace_bytes(tree, q_nope, q_pe, kv, variant=variant)
-    workspace = cupy.empty(size, np.uint8)
-    options: dict[str, Any] = {"sm_scale": SM_SCALE, "variant": variant, "out": out, "workspace": workspace}
+    options: dict[str, Any] = {"sm_scale": SM_SCALE, "variant": variant, "out": out}
+    size = workspace_bytes(tree_attention, tree, q_nope, q_pe, kv, **options)
+    options["workspace"] = cupy.empty(size, np.uint8)
 
     def run() -> None:
         tree_attention(tree, q_nope, q_pe, kv, checked=False, **options)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy import best_first_tree, top_candidates
+from ddtree_cupy import best_first_tree, top_candidates, workspace_bytes
 from ddtree_cupy.bench.case import Case, Prepared, bfloat16_normal, kept, to_device
 from ddtree_cupy.bench.sizes import BUILD_SIZES, DRAFT_LEN, VOCAB_SIZE
 from ddtree_cupy.testing import assert_identical
-from ddtree_cupy.tree_build import best_first_tree_workspace_bytes, reference, top_candidates_workspace_bytes
+from ddtree_cupy.tree_build import reference
 
 
 def cases() -> Iterator[Case]:
@@ -38,7 +38,7 @@ def prepare_top_candidates(batch: int, k: int) -> Prepared:
     import cupy
 
     logits = bfloat16_normal(5, (batch, DRAFT_LEN, VOCAB_SIZE), 4.0)
-    workspace = cupy.empty(top_candidates_workspace_bytes(logits, k), np.uint8)
+    workspace = cupy.empty(workspace_bytes(top_candidates, logits, k), np.uint8)
     run, last = kept(lambda out: top_candidates(logits, k, out=out, workspace=workspace))
 
     def gate() -> None:
@@ -56,8 +56,8 @@ def prepare_best_first(batch: int, budget: int) -> Prepared:
     host = reference.top_candidates(_sharp_logits(batch), budget)
     candidates = to_device(host)
     roots = np.zeros(batch, np.int32)
-    workspace = cupy.empty(best_first_tree_workspace_bytes(candidates, capacity=budget), np.uint8)
-    options: dict[str, Any] = {"budget": budget, "root_token_ids": 0, "workspace": workspace}
+    options: dict[str, Any] = {"budget": budget, "root_token_ids": 0}
+    options["workspace"] = cupy.empty(workspace_bytes(best_first_tree, candidates, **options), np.uint8)
     run, last = kept(lambda out: best_first_tree(candidates, out=out, **options))
 
     def gate() -> None:

@@ -1,4 +1,4 @@
-"""What all containers share: mapping a function over the fields, and delivering them into given arrays."""
+"""What all containers share: mapping a function over the arrays, moving them, a request axis."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ddtree_cupy._check import deliver_arrays, refuse_odd_array
-from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy._check import refuse_odd_array
+from ddtree_cupy.errors import ArgumentError
 
 Array = Any
 
@@ -30,6 +30,8 @@ class Arrays:
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
+            if type(value) is np.ndarray or value is None:
+                continue
             if isinstance(value, np.generic):
                 object.__setattr__(self, name, np.asarray(value))
             else:
@@ -85,18 +87,6 @@ class Arrays:
         import cupy
 
         return self.map(cupy.asarray)
-
-    def deliver(self, function: str, out: Self | None) -> Self:
-        """Return self, or copy every array into `out` (all of them checked first) and return `out`."""
-        if out is None:
-            return self
-        if type(out) is not type(self):
-            raise DTypeError(f"{function}: `out` is {type(out).__name__}, expected {type(self).__name__}")
-        pairs = {field.name: (getattr(self, field.name), getattr(out, field.name)) for field in fields(self)}  # type: ignore[arg-type]
-        deliver_arrays(
-            function, "out.", {name: pair[0] for name, pair in pairs.items()}, [p[1] for p in pairs.values()]
-        )
-        return out
 
     def with_batch(self) -> Self:
         """Return the container with a leading request axis of 1 on every array (views, no copy)."""

@@ -21,7 +21,7 @@ def derive_on_device(parents: Array, num_nodes: Array) -> Topology:
     """Derive the links of CuPy arrays by the kernel; shapes as in `derive_topology`."""
     from ddtree_cupy.tree_build.kernel import topology  # containers are below kernels: only here, and only when called
 
-    return topology(parents, num_nodes, backend="cupy")
+    return Topology(**topology(parents, num_nodes, backend="cupy"))
 
 
 def count_nodes(token_ids: Array, parents: Array) -> Array:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._call import backend_of
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker, host_array
-from ddtree_cupy._dispatch import backend_of
 from ddtree_cupy.containers import DraftTree, PagedKV
 from ddtree_cupy.containers.topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError

@@ -8,8 +8,9 @@ import numpy as np
 from ddtree_cupy.emulate._arguments import Parameter
 from ddtree_cupy.emulate._module import MAX_SHARED_BYTES, Module
 from ddtree_cupy.errors import CompileError
-from ddtree_cupy.kernels.launch import Dimensions
-from ddtree_cupy.kernels.spec import Arg, KernelSpec
+from ddtree_cupy.kernels import Arg, KernelSpec
+from ddtree_cupy.kernels.launch import Dimensions, numpy_dtype
+from ddtree_cupy.kernels.structs import StructLayout
 
 
 class EmulatedKernel:
@@ -40,25 +41,27 @@ class EmulatedKernel:
 
 
 def compare(spec: KernelSpec, parameters: tuple[Parameter, ...]) -> None:
-    """Raise `CompileError` unless the argument table of the spec describes the C++ parameters of the kernel."""
+    """Raise `CompileError` unless the compiler sees the parameters that were read from the source text."""
     if len(parameters) != len(spec.args):
         raise CompileError(
-            f"{spec.label}: the argument table has {len(spec.args)} rows, the kernel takes {len(parameters)}: "
+            f"{spec.label}: {len(spec.args)} parameters were read, the compiler sees {len(parameters)}: "
             f"({', '.join(map(str, parameters))})"
         )
     for arg, parameter in zip(spec.args, parameters, strict=True):
         if not _describes(arg, parameter):
-            raise CompileError(f"{spec.label}: `{arg.name}` is {arg.role} {arg.dtype}, the kernel takes {parameter}")
+            raise CompileError(f"{spec.label}: `{arg}` was read, the compiler sees {parameter}")
 
 
 def _describes(arg: Arg, parameter: Parameter) -> bool:
-    if parameter.is_pointer != (arg.role != "scalar"):
+    if arg.role == "struct":
+        return not parameter.is_pointer and parameter.nbytes == StructLayout(arg.name, arg.fields).nbytes
+    if parameter.is_pointer != (arg.role != "scalar") or (
+        parameter.is_pointer and parameter.is_const != (arg.role == "input")
+    ):
         return False
-    if parameter.is_pointer and parameter.is_const != (arg.role == "input"):
-        return False
-    if parameter.dtype is None:  # a struct: by value the size must match, behind a pointer every array is accepted
-        return parameter.is_pointer or parameter.nbytes == arg.numpy_dtype.itemsize
-    return parameter.dtype == arg.numpy_dtype
+    if not arg.dtype or parameter.dtype is None:  # behind a pointer to a struct or a vector anything goes
+        return parameter.is_pointer
+    return parameter.dtype == numpy_dtype(arg.dtype)
 
 
 def device_key() -> int:

@@ -31,6 +31,7 @@ class CupyKernel:
             )
             self._kernel = module.get_function(spec.entry)
             static = int(self._kernel.shared_size_bytes)
+            self._function = self._kernel.kernel  # of this device: saves the look-up of every launch
         except cupy.cuda.compiler.CompileException as error:
             version = ".".join(map(str, nvrtc_version()))
             raise CompileError(
@@ -54,7 +55,7 @@ class CupyKernel:
         if shared_mem > self._granted:
             self._kernel.max_dynamic_shared_size_bytes = self.max_shared_bytes
             self._granted = self.max_shared_bytes
-        self._kernel(grid, block, args, shared_mem=shared_mem)
+        self._function(grid, block, args, shared_mem)
 
     @property
     def attributes(self) -> dict[str, int]:

@@ -1,11 +1,9 @@
 """What a device has: shared memory, multiprocessors, architecture; stand-ins of the emulator."""
 
 from functools import cache
+from typing import NamedTuple
 
 from ddtree_cupy.errors import MissingGPUError
-
-EMULATED_SHARED_LIMIT = 227 * 1024  # bytes; that of sm_90
-EMULATED_MULTIPROCESSORS = 5  # few, so that small cases are cut into pieces too
 
 
 def current_device() -> int:
@@ -33,49 +31,45 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def shared_limit(backend: str) -> int:
-    """Return the shared memory in bytes, static plus dynamic, that one block may use on the current device."""
+class Device(NamedTuple):
+    """What plans depend on.
+
+    Attributes
+    ----------
+    arch : str
+        Such as "sm_90"; the emulator has none of its own ("").
+    shared_limit : int
+        Shared memory in bytes, static plus dynamic, that one block may use.
+    multiprocessors : int
+        How many blocks that fill a multiprocessor run at once.
+    """
+
+    arch: str
+    shared_limit: int
+    multiprocessors: int
+
+
+# few multiprocessors, so that small cases are cut into pieces too; the shared memory of sm_90
+EMULATED = Device("", 227 * 1024, 5)
+
+
+def device_of(backend: str) -> Device:
+    """Return the device that kernels of a backend run on now."""
     if backend == "emulate":
-        return EMULATED_SHARED_LIMIT
+        return EMULATED
     import cupy
 
-    return _device_shared_limit(cupy.cuda.runtime.getDevice())
+    return _cuda_device(cupy.cuda.runtime.getDevice())
 
 
 @cache
-def _device_shared_limit(device: int) -> int:
+def _cuda_device(number: int) -> Device:
     import cupy
 
-    return int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
-
-
-def multiprocessors(backend: str) -> int:
-    """Return how many blocks that fill a multiprocessor run at once on the current device."""
-    if backend == "emulate":
-        return EMULATED_MULTIPROCESSORS
-    import cupy
-
-    return _device_multiprocessors(cupy.cuda.runtime.getDevice())
-
-
-@cache
-def _device_multiprocessors(device: int) -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
-
-
-def architecture(backend: str) -> str:
-    """Return the current device's architecture, such as "sm_90"; the emulator has none of its own ("")."""
-    if backend == "emulate":
-        return ""
-    import cupy
-
-    return _device_architecture(cupy.cuda.runtime.getDevice())
-
-
-@cache
-def _device_architecture(device: int) -> str:
-    import cupy
-
-    return f"sm_{cupy.cuda.Device(device).compute_capability}"
+    found = cupy.cuda.Device(number)
+    attributes = found.attributes
+    return Device(
+        f"sm_{found.compute_capability}",
+        int(attributes["MaxSharedMemoryPerBlockOptin"]),
+        int(attributes["MultiProcessorCount"]),
+    )

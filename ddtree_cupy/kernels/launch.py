@@ -1,18 +1,21 @@
-"""The launcher around a compiled kernel: checks by the argument table, exact scalars, empty grids.
+"""The launcher around a compiled kernel: arguments by keyword, checked by the signature, exact scalars, empty grids.
 
 CuPy passes whatever it is given: it ignores dtype, strides and device, sends a Python float as a double and launches
-one block for an empty grid. The argument table of the spec closes these gaps once, for every backend.
+one block for an empty grid. The signature of the kernel closes these gaps once, for every backend.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
-from ddtree_cupy.kernels.spec import Arg, KernelSpec
+from ddtree_cupy.kernels.signature import Arg
+from ddtree_cupy.kernels.spec import KernelSpec
+from ddtree_cupy.kernels.structs import StructLayout
 
+Array = Any
 Dimensions = tuple[int, ...]
 
 
@@ -26,7 +29,17 @@ class Compiled(Protocol):
         """Raise `LayoutError` for an array that this kernel's device cannot reach."""
 
     def launch(self, grid: Dimensions, block: Dimensions, args: tuple[Any, ...], shared_mem: int) -> None:
-        """Launch; `args` are arrays, None and exact NumPy scalars."""
+        """Launch; `args` are arrays, None, exact NumPy scalars and structs as bytes."""
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of a name; "bfloat16" is that of ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes  # here, so that importing the package pulls in NumPy only
+
+        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return dtype
+    return np.dtype(name)
 
 
 class Kernel:
@@ -34,54 +47,63 @@ class Kernel:
 
     def __init__(self, spec: KernelSpec, compiled: Compiled) -> None:
         self.spec, self.compiled = spec, compiled
-        self._converters = tuple(_converter(arg) if arg.role == "scalar" else None for arg in spec.args)
-        self._dtypes = tuple(arg.numpy_dtype for arg in spec.args)
+        self.structs = {
+            arg.name: StructLayout(f"{spec.label}: `{arg.name}`", arg.fields)
+            for arg in spec.args
+            if arg.role == "struct"
+        }
+        self.converters = tuple((arg.name, self._converter(arg)) for arg in spec.args)
+        reserved = {"shared_mem"} & {arg.name for arg in spec.args}
+        if reserved:
+            raise ArgumentError(f"{spec.label}: a parameter is named `{reserved.pop()}`, as an option of the launch is")
 
     def __repr__(self) -> str:
         return f"Kernel({self.spec.label})"
 
-    def __call__(
-        self,
-        grid: Dimensions,
-        block: Dimensions,
-        args: Sequence[Any],
-        shared_mem: int = 0,
-        *,
-        checked: bool = True,
-    ) -> None:
-        """Launch on the current stream; returns before a GPU has finished.
+    def __call__(self, grid: Dimensions, block: Dimensions, /, *, shared_mem: int = 0, **args: Any) -> None:
+        """Check everything, then launch on the current stream; returns before a GPU has finished.
 
         Parameters
         ----------
         grid, block : tuple of one to three int
             Nothing happens when a grid size is zero.
-        args : sequence
-            One value per `Arg`, in order: arrays of this backend, None for null pointers, plain numbers for scalars.
         shared_mem : int
             Dynamic shared memory in bytes.
-        checked : bool
-            False skips the checks of arrays and sizes; scalars are always converted.
+        **args
+            One value for each parameter of the kernel, by its name there: arrays of this backend, None for null
+            pointers, plain numbers for scalars, and for a struct a mapping of the same, by member.
         """
-        if len(args) != len(self._converters):
-            expected = ", ".join(arg.name for arg in self.spec.args)
-            raise ArgumentError(
-                f"{self.spec.label}: {len(args)} arguments, expected {len(self._converters)}: {expected}"
-            )
-        if checked:
-            self._check(grid, block, args, shared_mem)
-        if 0 in grid:
-            return
+        expected = [arg.name for arg in self.spec.args]
+        missing, unknown = [n for n in expected if n not in args], [n for n in args if n not in expected]
+        if missing or unknown:
+            found = [f"`{name}` is missing" for name in missing] + [f"`{name}` is unknown" for name in unknown]
+            raise ArgumentError(f"{self.spec.label}: {', '.join(found)}; expected {', '.join(expected)}")
+        self._check_sizes(grid, block, shared_mem)
+        for arg in self.spec.args:
+            if arg.role == "struct" and isinstance(args[arg.name], Mapping):
+                for field in arg.fields:
+                    if field.role in ("input", "output") and field.name in args[arg.name]:
+                        self._check_array(f"{arg.name}.{field.name}", field, args[arg.name][field.name])
+            elif arg.role in ("input", "output"):
+                self._check_array(arg.name, arg, args[arg.name])
+        self.launch(grid, block, args, shared_mem)
+
+    def launch(self, grid: Dimensions, block: Dimensions, values: Mapping[str, Any], shared_mem: int = 0) -> None:
+        """Launch with arguments that the caller has checked; `values` may hold more than the kernel takes."""
+        if 0 not in grid:
+            self.compiled.launch(grid, block, self.convert(values), shared_mem)
+
+    def convert(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the arguments in their order, scalars and structs exact."""
         try:
-            values = tuple(
-                value if convert is None else convert(value)
-                for convert, value in zip(self._converters, args, strict=True)
+            return tuple(
+                [values[name] if convert is None else convert(values[name]) for name, convert in self.converters]
             )
         except (OverflowError, TypeError, ValueError):
-            self._explain_scalars(args)
+            self._explain(values)
             raise
-        self.compiled.launch(grid, block, values, shared_mem)
 
-    def _check(self, grid: Dimensions, block: Dimensions, args: Sequence[Any], shared_mem: int) -> None:
+    def _check_sizes(self, grid: Dimensions, block: Dimensions, shared_mem: int) -> None:
         threads = 1
         for size in block:
             threads *= size
@@ -95,13 +117,10 @@ class Kernel:
                 f"{self.spec.label}: {shared_mem} bytes of dynamic shared memory, at most "
                 f"{self.compiled.max_shared_bytes} on this device"
             )
-        for arg, dtype, value in zip(self.spec.args, self._dtypes, args, strict=True):
-            if arg.role != "scalar":
-                self._check_array(arg, dtype, value)
 
-    def _check_array(self, arg: Arg, dtype: np.dtype[Any], value: Any) -> None:
+    def _check_array(self, name: str, arg: Arg, value: Any) -> None:
         def describe() -> str:
-            return f"{self.spec.label}: `{arg.name}`"
+            return f"{self.spec.label}: `{name}`"
 
         if value is None:
             if not arg.nullable:
@@ -112,39 +131,48 @@ class Kernel:
             kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
             module = wanted.__module__.partition(".")[0]
             raise DTypeError(f"{describe()} is a {kind}, expected a {module}.{wanted.__name__}")
-        if value.dtype != dtype:
-            raise DTypeError(f"{describe()} is {value.dtype}, expected {dtype}")
+        if arg.dtype and value.dtype != numpy_dtype(arg.dtype):
+            raise DTypeError(f"{describe()} is {value.dtype}, expected {arg.dtype}")
         if not arg.strided and not value.flags.c_contiguous:
             raise LayoutError(f"{describe()} has strides {value.strides}, expected a C-contiguous array")
         self.compiled.check_device(value, describe)
 
-    def _explain_scalars(self, args: Sequence[Any]) -> None:
-        for arg, convert, value in zip(self.spec.args, self._converters, args, strict=True):
+    def _converter(self, arg: Arg) -> Callable[[Any], Any] | None:
+        """Return the function that makes the exact bytes of a number or a struct (CuPy passes its bytes)."""
+        if arg.role == "struct":
+            return self._struct_converter(self.structs[arg.name])
+        if arg.role != "scalar":
+            return None
+        dtype = numpy_dtype(arg.dtype)
+        exact: Any = dtype.type
+        if dtype.kind in "iu":
+            return lambda value: exact(operator.index(value))
+        if dtype.kind == "b":
+            return lambda value: exact(bool(value))
+        return lambda value: exact(float(value))
+
+    def _struct_converter(self, layout: StructLayout) -> Callable[[Any], Any]:
+        def convert(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                if value.nbytes == layout.nbytes:
+                    return value
+                raise TypeError
+            return layout.pack(**value)
+
+        return convert
+
+    def _explain(self, values: Mapping[str, Any]) -> None:
+        for arg, (name, convert) in zip(self.spec.args, self.converters, strict=True):
             if convert is None:
                 continue
+            value = values[name]
             try:
                 convert(value)
             except OverflowError:
-                raise ArgumentError(f"{self.spec.label}: `{arg.name}` is {value}, too large for {arg.dtype}") from None
+                raise ArgumentError(f"{self.spec.label}: `{name}` is {value}, too large for {arg.dtype}") from None
             except (TypeError, ValueError):
-                kind = type(value).__name__
-                raise DTypeError(f"{self.spec.label}: `{arg.name}` is a {kind}, expected {arg.dtype}") from None
-
-
-def _converter(arg: Arg) -> Callable[[Any], Any]:
-    """Return the function that makes the exact NumPy scalar (CuPy passes its bytes)."""
-    dtype = arg.numpy_dtype
-    exact: Any = dtype.type
-    if dtype.kind in "iu":
-        return lambda value: exact(operator.index(value))
-    if dtype.kind == "b":
-        return lambda value: exact(bool(value))
-    if dtype.kind == "V" and dtype.names is None and arg.dtype != "bfloat16":
-
-        def struct(value: Any) -> Any:
-            if not isinstance(value, np.ndarray) or value.size != 1 or value.dtype.itemsize != dtype.itemsize:
-                raise TypeError
-            return value
-
-        return struct
-    return lambda value: exact(float(value))
+                kind, wanted = (
+                    type(value).__name__,
+                    arg.dtype or f"a mapping of {', '.join(f.name for f in arg.fields)}",
+                )
+                raise DTypeError(f"{self.spec.label}: `{name}` is a {kind}, expected {wanted}") from None

@@ -3,29 +3,25 @@
 Examples
 --------
 >>> import numpy as np
->>> from ddtree_cupy.kernels import Arg, KernelSpec, get_kernel
->>> spec = KernelSpec(
-...     source="example.cu",
-...     code='extern "C" __global__ void twice(const float* x, float* y, int n) '
-...          "{ int i = threadIdx.x; if (i < n) y[i] = 2 * x[i]; }",
-...     entry="twice",
-...     args=(Arg.input("x", "float32"), Arg.output("y", "float32"), Arg.scalar("n", "int32")),
-... )
+>>> from ddtree_cupy.kernels import KernelSpec, get_kernel
+>>> code = '''extern "C" __global__ void twice(const float* x, float* y, int n) {
+...     int i = threadIdx.x;
+...     if (i < n) y[i] = 2 * x[i];
+... }'''
 >>> x, y = np.arange(3, dtype=np.float32), np.empty(3, np.float32)
->>> get_kernel(spec, "emulate")((1,), (32,), (x, y, 3))
+>>> get_kernel(KernelSpec("example.cu", "twice", code=code), "emulate")((1,), (32,), x=x, y=y, n=3)
 >>> y
 array([0., 2., 4.], dtype=float32)
 """
 
 import importlib
 import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.kernels.launch import Kernel
-from ddtree_cupy.kernels.spec import Arg, KernelSpec
-
-__all__ = ["Arg", "Kernel", "KernelSpec", "clear", "get_kernel", "register", "registered_specs"]
+from ddtree_cupy.kernels.spec import KernelSpec
 
 # A backend is a module with `device_key()` and `compile_kernel(spec, device)`, imported at first use.
 _BACKENDS = {
@@ -34,8 +30,9 @@ _BACKENDS = {
 }
 _loaded: dict[str, Any] = {}
 _kernels: dict[tuple[str, int, KernelSpec], Kernel] = {}
-_registered: dict[KernelSpec, None] = {}
+_registered: list[Callable[[], Iterable[KernelSpec]]] = []
 _lock = threading.RLock()
+_clears = 0
 
 
 def get_kernel(spec: KernelSpec, backend: str) -> Kernel:
@@ -64,8 +61,15 @@ def get_kernel(spec: KernelSpec, backend: str) -> Kernel:
         with _lock:
             kernel = _kernels.get(key)
             if kernel is None:
+                vars(spec).pop("args", None)  # read from the source again, which may have been edited
                 kernel = _kernels[key] = Kernel(spec, module.compile_kernel(spec, key[1]))
     return kernel
+
+
+def current_key(backend: str) -> tuple[str, int, int]:
+    """Return what compiled kernels may be kept by: it changes with the backend, the device and every `clear()`."""
+    module = _loaded.get(backend) or _load(backend)
+    return backend, module.device_key(), _clears
 
 
 def _load(backend: str) -> Any:
@@ -75,18 +79,20 @@ def _load(backend: str) -> Any:
     return _loaded[backend]
 
 
-def register(spec: KernelSpec) -> KernelSpec:
-    """Add a spec of the library to those that the compile check and `ddtree kernels` cover; return it."""
-    _registered[spec] = None
-    return spec
+def register(specs: Callable[[], Iterable[KernelSpec]]) -> Callable[[], Iterable[KernelSpec]]:
+    """Add specs of the library to those that the compile check and `ddtree kernels` cover; as a decorator, too."""
+    _registered.append(specs)
+    return specs
 
 
 def registered_specs() -> tuple[KernelSpec, ...]:
-    """Return the registered specs, in order of registration."""
-    return tuple(_registered)
+    """Return the registered specs, each once, in order of registration."""
+    return tuple(dict.fromkeys(spec for specs in _registered for spec in specs()))
 
 
 def clear() -> None:
     """Forget all compiled kernels (a later `get_kernel` compiles, or reads the disk cache, again)."""
+    global _clears
     with _lock:
         _kernels.clear()
+        _clears += 1

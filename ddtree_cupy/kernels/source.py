@@ -19,17 +19,29 @@ int two = 2;
 int one = 1;
 """
 
+import ast
+import operator
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from ddtree_cupy.errors import CompileError
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
+_CONSTANT = re.compile(r"^constexpr\s+[\w ]+?\b(\w+(?:<\w+>)?)\s*=\s*([^;]+);", re.MULTILINE)
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.LShift: operator.lshift,
+}
 
 
 def source_root() -> Traversable:
@@ -130,3 +142,40 @@ def _resolve(included: str, includer: str, search: tuple[Traversable, ...]) -> s
     if not beside.startswith("..") and _read(beside, search) is not None:
         return beside
     return posixpath.normpath(included)
+
+
+@cache
+def constants(source: str) -> dict[str, int]:
+    """Return the integer constants of a file below `cuda_src` and of the headers it includes.
+
+    Parameters
+    ----------
+    source : str
+
+    Examples
+    --------
+    >>> constants("common/warp.cuh")["WARP_SIZE"]
+    32
+    """
+    return constants_of(expand(source))
+
+
+def constants_of(text: str) -> dict[str, int]:
+    """Return the integers among the `constexpr` variables that start a line of a text."""
+    found: dict[str, int] = {}
+    for match in _CONSTANT.finditer(text):
+        try:
+            found[match[1]] = _value_of(ast.parse(match[2].replace("/", "//"), mode="eval").body, found)
+        except (SyntaxError, KeyError, TypeError):  # not an integer, or known to the compiler alone
+            continue
+    return found
+
+
+def _value_of(node: Any, known: dict[str, int]) -> int:
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS[type(node.op)](_value_of(node.left, known), _value_of(node.right, known))
+    if isinstance(node, ast.Name):
+        return known[node.id]
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    raise TypeError

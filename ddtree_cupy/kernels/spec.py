@@ -2,66 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
 
-import numpy as np
-
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.errors import CompileError
+from ddtree_cupy.kernels.signature import Arg, parse_args
 from ddtree_cupy.kernels.source import expand, expand_text
 
-Role = Literal["input", "output", "scalar"]
 CTYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 @dataclass(frozen=True)
-class Arg:
-    """One kernel argument: use `Arg.input`, `Arg.output` or `Arg.scalar`.
-
-    `dtype` is a NumPy name, or "bfloat16". `strided` says that the kernel takes this array's strides as scalars, so any
-    view is fine; without it the array must be C-contiguous. `nullable` allows None, a null pointer.
-    """
-
-    name: str
-    dtype: str
-    role: Role
-    strided: bool = False
-    nullable: bool = False
-
-    @classmethod
-    def input(cls, name: str, dtype: str, *, strided: bool = False, nullable: bool = False) -> "Arg":
-        """A `const T*`."""
-        return cls(name, dtype, "input", strided, nullable)
-
-    @classmethod
-    def output(cls, name: str, dtype: str, *, strided: bool = False, nullable: bool = False) -> "Arg":
-        """A `T*`: written, perhaps read as well."""
-        return cls(name, dtype, "output", strided, nullable)
-
-    @classmethod
-    def scalar(cls, name: str, dtype: str) -> "Arg":
-        """A value; "V128" is a struct of 128 bytes, given as a NumPy array of one element of that dtype."""
-        return cls(name, dtype, "scalar")
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype."""
-        if self.dtype == "bfloat16":
-            import ml_dtypes  # here, so that importing the package pulls in NumPy only
-
-            dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-            return dtype
-        return np.dtype(self.dtype)
-
-
-def ints(*names: str) -> tuple[Arg, ...]:
-    """Return int32 scalars."""
-    return tuple(Arg.scalar(name, "int32") for name in names)
-
-
-@dataclass(frozen=True)
 class KernelSpec:
-    """One kernel of one source file, with its argument table.
+    """One kernel of one source file. Its arguments are read from the source: names, types, what is written.
 
     Parameters
     ----------
@@ -70,8 +23,9 @@ class KernelSpec:
         `code`, only a name for messages.
     entry : str
         An `extern "C"` name, or a template expression such as `"attend<__nv_bfloat16, 64>"`.
-    args : tuple of Arg
-        In the order of the kernel's parameters. The emulator compares it with the C++ signature.
+    strided, nullable : str
+        Names of array arguments, separated by spaces, about which the signature cannot say: any strides are fine (the
+        kernel takes them as numbers); None is fine (a null pointer).
     code : str, optional
         Source text to use in place of the file.
     defines : tuple of str
@@ -95,18 +49,17 @@ class KernelSpec:
 
     Examples
     --------
-    >>> spec = KernelSpec(
-    ...     source="tree_build/topology.cu",
-    ...     entry="topology",
-    ...     args=(Arg.input("parents", "int32"), Arg.output("depths", "int32"), Arg.scalar("num_nodes", "int32")),
-    ... )
+    >>> spec = KernelSpec("tree_build/topology.cu", "topology")
     >>> spec.label
     'tree_build/topology.cu: topology'
+    >>> print(spec.args[0], spec.args[-1], sep=", ")
+    const int32* parents, int32 W
     """
 
     source: str
     entry: str
-    args: tuple[Arg, ...]
+    strided: str = ""
+    nullable: str = ""
     code: str | None = field(default=None, repr=False)
     defines: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -121,18 +74,21 @@ class KernelSpec:
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        names = [arg.name for arg in self.args]
-        if len(set(names)) != len(names):
-            raise ArgumentError(f"{self.label}: an argument name occurs twice: {', '.join(names)}")
-        for arg in self.args:
-            if arg.dtype != "bfloat16":
-                _ = arg.numpy_dtype  # a misspelt dtype fails here, not at the first launch
         # Specs are dictionary keys in the hot path: hash the long tuple once.
-        key = (self.source, self.entry, self.args, self.code, self.defines, self.options, self.arch_specific)
+        key = (self.source, self.entry, self.code, self.defines, self.options, self.arch_specific)
         object.__setattr__(self, "_hash", hash(key))
 
     def __hash__(self) -> int:
         return self._hash
+
+    @cached_property
+    def args(self) -> tuple[Arg, ...]:
+        """The parameters, in order; CompileError for one that the source does not explain."""
+        macros = {name: value or "1" for name, _, value in (define.partition("=") for define in self.defines)}
+        try:
+            return parse_args(self.text(), self.entry, defines=macros, strided=self.strided, nullable=self.nullable)
+        except CompileError as error:
+            raise CompileError(f"{self.label}: {error}") from None
 
     @property
     def name(self) -> str:

@@ -1,15 +1,18 @@
-"""Results and scratch of a kernel call: NumPy arrays for the emulator, CuPy arrays for a GPU."""
+"""Results and scratch of a call: NumPy arrays for the emulator, CuPy arrays for a GPU."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy._overlap import address_of
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 
 Array = Any
+Sizes = Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
 
 ALIGNMENT = 256  # bytes, for every piece of a workspace
 
@@ -45,47 +48,60 @@ def require_given(function: str, backend: str, **given: Any) -> None:
         )
 
 
-class Workspace:
-    """Cut scratch arrays from one buffer, which is the caller's or fresh.
+class Scratch:
+    """Scratch arrays of one buffer: how large they are, and where each begins.
 
     Parameters
     ----------
-    function : str
-        For messages.
-    backend : {"cupy", "emulate"}
     sizes : mapping of name to (shape, dtype)
-    buffer : uint8 array, shape (n,), optional
-        n at least `workspace_bytes(sizes)`.
     """
 
-    def __init__(
-        self, function: str, backend: str, sizes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]], buffer: Array
-    ) -> None:
-        needed = workspace_bytes(sizes)
-        if buffer is None:
-            if needed:
-                require_given(function, backend, workspace=None)
-            buffer = empty(backend, (needed,), np.uint8)
-        else:
-            _check_buffer(function, backend, buffer, needed)
-        self._arrays = {}
+    def __init__(self, sizes: Sizes) -> None:
+        self._places = []
         start = 0
         for name, (shape, dtype) in sizes.items():
-            self._arrays[name] = _array_at(backend, buffer, start, shape, dtype)
-            start += _aligned(math.prod(shape) * np.dtype(dtype).itemsize)
+            self._places.append((name, start, shape, np.dtype(dtype)))
+            start += -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT
+        self.nbytes = start
 
-    def __getitem__(self, name: str) -> Array:
-        """Return one scratch array."""
-        return self._arrays[name]
+    def cut(self, function: str, backend: str, buffer: Array | None, *, checked: bool = True) -> dict[str, Any]:
+        """Return the arrays, cut from the caller's buffer or from a fresh one; for a GPU their addresses.
 
+        Parameters
+        ----------
+        function : str
+            For messages.
+        backend : {"cupy", "emulate"}
+        buffer : uint8 array, shape (n,), or None
+            n at least `nbytes`.
+        checked : bool
+            False skips the checks of `buffer`, except its size.
 
-def _array_at(backend: str, buffer: Array, start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return an array over part of a buffer in one step: slicing, viewing and reshaping take CuPy three."""
-    if backend == "cupy":
-        import cupy
-
-        return cupy.ndarray(shape, dtype, memptr=buffer.data + start)
-    return np.ndarray(shape, dtype, buffer, start)
+        Returns
+        -------
+        dict
+            By name, and under "workspace" the buffer, which must live as long as they are used.
+        """
+        if buffer is None:
+            if not self._places:
+                return {}
+            if self.nbytes:
+                require_given(function, backend, workspace=None)
+            buffer = empty(backend, (self.nbytes,), np.uint8)
+        else:
+            if checked:
+                _check_buffer(function, backend, buffer, self.nbytes)
+            if buffer.nbytes < self.nbytes:
+                raise ArgumentError(f"{function}: `workspace` has {buffer.size} bytes, expected at least {self.nbytes}")
+        found: dict[str, Any] = {"workspace": buffer}
+        if backend == "cupy":  # an array takes CuPy 2 us, and a kernel needs no more than the address
+            address = buffer.data.ptr
+            for name, start, _, _ in self._places:
+                found[name] = np.uint64(address + start)
+        else:
+            for name, start, shape, dtype in self._places:
+                found[name] = np.ndarray(shape, dtype, buffer, start)
+        return found
 
 
 def _check_buffer(function: str, backend: str, buffer: Array, needed: int) -> None:
@@ -93,23 +109,5 @@ def _check_buffer(function: str, backend: str, buffer: Array, needed: int) -> No
     if check.backend(workspace=buffer) != ("cupy" if backend == "cupy" else "numpy"):
         raise DTypeError(f"{function}: `workspace` is a {type(buffer).__module__} array, unlike the other arguments")
     check.array("workspace", buffer, ("bytes",), ("uint8",), contiguous=True, writable=True)
-    if buffer.size < needed:
-        raise ArgumentError(f"{function}: `workspace` has {buffer.size} bytes, expected at least {needed}")
-    address = buffer.ctypes.data if isinstance(buffer, np.ndarray) else buffer.data.ptr
-    if needed and address % 16:
-        raise LayoutError(f"{function}: `workspace` starts at an address that is no multiple of 16 bytes")
-    if backend == "cupy":
-        import cupy
-
-        current = int(cupy.cuda.runtime.getDevice())
-        if buffer.device.id != current:
-            raise LayoutError(f"{function}: `workspace` is on device {buffer.device.id}, the current one is {current}")
-
-
-def workspace_bytes(sizes: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]) -> int:
-    """Return the bytes a `Workspace` of these sizes takes."""
-    return sum(_aligned(math.prod(shape) * np.dtype(dtype).itemsize) for shape, dtype in sizes.values())
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    if needed and address_of(buffer) % 16:
+        raise LayoutError(f"{function}: `workspace` starts at an address that is not a multiple of 16 bytes")

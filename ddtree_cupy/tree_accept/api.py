@@ -1,43 +1,22 @@
-"""Public functions of tree_accept: docstrings, checks and dispatch."""
+"""Public functions of tree_accept: contracts; `prepare.py` says how each of them runs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, overload
 
-import numpy as np
-
-from ddtree_cupy._check import Checker, deliver_arrays
+from ddtree_cupy._call import prepared_by, run
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
-from ddtree_cupy.tree_accept import kernel, reference
-from ddtree_cupy.tree_accept._arguments import (
-    caches_of,
-    check_accept,
-    check_commit,
-    check_commit_out,
-    check_links,
-    check_paths,
-    check_result_out,
-    check_rows,
-    check_sampling,
-    check_targets,
-    check_targets_out,
-    check_uniforms,
-    counts_of,
-    raises_for_bad_rows,
-    temperatures_of,
-    with_batch,
-)
+from ddtree_cupy.tree_accept import prepare
 
 Array = Any
 
 
+@prepared_by(prepare.greedy_targets)
 def greedy_targets(
     target_logits: Array,
     *,
     num_nodes: int | Array | None = None,
     on_bad_row: str = "auto",
     out: Array | None = None,
-    workspace: Array | None = None,
     checked: bool = True,
 ) -> Array:
     """Return the target's most likely token at every node; the lowest id wins a tie, +inf wins.
@@ -53,8 +32,6 @@ def greedy_targets(
         the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
         Array to write the result into. A kernel refuses memory that it also reads.
-    workspace : array, optional
-        Ignored: no scratch is needed.
     checked : bool
         False skips a kernel's checks of arrays, in hot loops.
 
@@ -76,26 +53,14 @@ def greedy_targets(
 
     Examples
     --------
+    >>> import numpy as np
     >>> greedy_targets(np.array([[0, 3, 3], [-np.inf, 1, np.inf]])).tolist()
     [1, 2]
     """
-    check = Checker("greedy_targets")
-    backend, batched, num_nodes = check_targets(check, target_logits, num_nodes, checked)
-    raises = raises_for_bad_rows(check, on_bad_row, backend)
-    logits = target_logits if batched else target_logits[None]
-    if backend == "numpy":
-        counts = counts_of(check, logits, num_nodes)
-        token_ids = reference.greedy_targets(logits, num_nodes=counts)
-        if raises:
-            check_rows(check, token_ids, counts, "NaN or nothing above -inf")
-        return _deliver("greedy_targets", token_ids if batched else token_ids[0], out)
-    if checked:
-        check_targets_out(check, target_logits, out, num_nodes=num_nodes)
-    given = out if out is None or batched else out[None]
-    token_ids = kernel.greedy_targets(logits, num_nodes=num_nodes, backend=backend, out=given, checked=checked)
-    return out if out is not None else token_ids if batched else token_ids[0]
+    return run(greedy_targets, target_logits, num_nodes=num_nodes, on_bad_row=on_bad_row, out=out, checked=checked)
 
 
+@prepared_by(prepare.sample_targets)
 def sample_targets(
     target_logits: Array,
     uniforms: Array,
@@ -104,7 +69,6 @@ def sample_targets(
     num_nodes: int | Array | None = None,
     on_bad_row: str = "auto",
     out: Array | None = None,
-    workspace: Array | None = None,
     checked: bool = True,
 ) -> Array:
     """Sample the target's token at every node from softmax(logits / temperature).
@@ -127,8 +91,6 @@ def sample_targets(
         ends the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
         Array to write the result into. A kernel refuses memory that it also reads.
-    workspace : array, optional
-        Ignored: no scratch is needed.
     checked : bool
         False skips a kernel's checks of arrays, in hot loops.
 
@@ -155,44 +117,29 @@ def sample_targets(
 
     Examples
     --------
+    >>> import numpy as np
     >>> logits = np.log(np.array([[0.5, 0.3, 0.2]] * 3))
     >>> sample_targets(logits, np.array([0.1, 0.6, 0.9]), temperature=1.0).tolist()
     [0, 1, 2]
     """
-    check = Checker("sample_targets")
-    backend, batched, num_nodes = check_targets(check, target_logits, num_nodes, checked, uniforms=uniforms)
-    raises = raises_for_bad_rows(check, on_bad_row, backend)
-    temperature = check_sampling(check, backend, batched, uniforms, temperature, checked)
-    logits = target_logits if batched else target_logits[None]
-    draws = uniforms if batched else uniforms[None]
-    if backend == "numpy":
-        counts = counts_of(check, logits, num_nodes)
-        check_uniforms(check, draws, counts)
-        temperatures = temperatures_of(check, temperature, len(counts))
-        token_ids = reference.sample_targets(logits, draws, temperature=temperatures, num_nodes=counts)
-        if raises:
-            check_rows(check, token_ids, counts, "NaN, +inf or nothing above -inf")
-        return _deliver("sample_targets", token_ids if batched else token_ids[0], out)
-    if checked:
-        check_targets_out(check, target_logits, out, num_nodes=num_nodes, uniforms=uniforms, temperature=temperature)
-    token_ids = kernel.sample_targets(
-        logits,
-        draws,
+    return run(
+        sample_targets,
+        target_logits,
+        uniforms,
         temperature=temperature,
         num_nodes=num_nodes,
-        backend=backend,
-        out=out if out is None or batched else out[None],
+        on_bad_row=on_bad_row,
+        out=out,
         checked=checked,
     )
-    return out if out is not None else token_ids if batched else token_ids[0]
 
 
+@prepared_by(prepare.accept)
 def accept(
     tree: DraftTree,
     target_token_ids: Array,
     *,
     out: AcceptResult | None = None,
-    workspace: Array | None = None,
     checked: bool = True,
 ) -> AcceptResult:
     """Walk from the root while the target's token at the current node is one of its children.
@@ -206,8 +153,6 @@ def accept(
         From `greedy_targets` or `sample_targets`. -1 matches no child: the walk ends there with bonus -1.
     out : AcceptResult, optional
         Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
-    workspace : array, optional
-        Ignored: no scratch is needed.
     checked : bool
         False skips a kernel's checks of arrays, in hot loops.
 
@@ -228,22 +173,13 @@ def accept(
 
     Examples
     --------
+    >>> import numpy as np
     >>> tree = DraftTree.from_parents([9, 10, 20, 11], [-1, 0, 1, 0])
     >>> accept(tree, np.array([10, 20, 33, 0], np.int32))
     AcceptResult(accepted=[0, 1, 2], num_accepted=2, bonus_token=33)
     """
-    check = Checker("accept")
-    backend, batched = check_accept(check, tree, target_token_ids, checked)
-    if checked and backend != "numpy":
-        check_result_out(check, tree, target_token_ids, out)
-    each = tree if batched else tree.with_batch()
-    targets = target_token_ids if batched else target_token_ids[None]
-    if backend == "numpy":
-        check_links(check, each)
-        result = reference.accept(each, targets)
-        return (result if batched else result.without_batch()).deliver("accept", out)
-    result = kernel.accept(each, targets, backend=backend, out=with_batch(out, batched), checked=checked)
-    return out or (result if batched else result.without_batch())
+    result: AcceptResult = run(accept, tree, target_token_ids, out=out, checked=checked)
+    return result
 
 
 @overload
@@ -264,6 +200,7 @@ def commit_kv(
     workspace: Array | None = None,
     checked: bool = True,
 ) -> tuple[PagedKV, ...]: ...
+@prepared_by(prepare.commit_kv)
 def commit_kv(
     kv: PagedKV | Sequence[PagedKV],
     result: AcceptResult,
@@ -286,7 +223,8 @@ def commit_kv(
         Where the new `context_lens` go; one array for a sequence of caches is for those that share `context_lens`.
         It may be the old array itself, and shares memory with no other array of the call.
     workspace : uint8 array, shape (n,), optional
-        Scratch of at least `commit_kv_workspace_bytes`; NumPy ignores it.
+        Scratch of at least `workspace_bytes(commit_kv, kv, result)`: 0 unless caches may share memory and are not the
+        same arrays throughout. NumPy ignores it.
     checked : bool
         False skips a kernel's checks of arrays, in hot loops.
 
@@ -307,6 +245,7 @@ def commit_kv(
 
     Examples
     --------
+    >>> import numpy as np
     >>> rows = np.arange(8.0)[:, None].repeat(16, axis=1)
     >>> kv = PagedKV.from_dense(rows, rows, page_size=4, context_lens=2)  # rows 2..7 belong to the tree
     >>> path = AcceptResult(np.array([0, 2, 3, -1, -1, -1], np.int32), np.array(2, np.int32), np.array(7, np.int32))
@@ -314,73 +253,5 @@ def commit_kv(
     >>> int(after.context_lens), after.ckv.reshape(-1, 16)[:5, 0].tolist()
     (5, [0.0, 1.0, 2.0, 4.0, 5.0])
     """
-    check = Checker("commit_kv")
-    single = isinstance(kv, PagedKV)
-    caches = caches_of(check, kv)
-    backend, batched = check_commit(check, caches, result, checked)
-    lens: list[Array] = list(out) if isinstance(out, Sequence) else [out] * len(caches)
-    if out is not None and (checked or backend == "numpy"):
-        check_commit_out(check, caches, result, lens)
-    if checked and backend != "numpy":
-        others = {f"kv[{index}]": cache for index, cache in enumerate(caches)}
-        others |= {f"out[{index}]": array for index, array in enumerate(lens)}
-        check.separate({"workspace": workspace}, {"result": result, **others})
-    if not batched:
-        result = result.with_batch()
-        caches = [cache.with_batch() for cache in caches]
-    if backend == "numpy":
-        check_paths(check, result)
-        committed = reference.commit_kv(caches, result)
-        if out is not None:
-            committed = tuple(_written(cache, into, batched) for cache, into in zip(committed, lens, strict=True))
-    else:
-        given = None if out is None else [into if batched else into[None] for into in lens]
-        committed = kernel.commit_kv(caches, result, backend=backend, out=given, workspace=workspace, checked=checked)
-    if not batched:
-        committed = tuple(cache.without_batch() for cache in committed)
-    return committed[0] if single else committed
-
-
-def commit_kv_workspace_bytes(kv: PagedKV | Sequence[PagedKV], result: AcceptResult) -> int:
-    """Return the bytes of `workspace` that `commit_kv` needs for these arguments; 0 on NumPy.
-
-    Parameters
-    ----------
-    kv, result
-        As in `commit_kv`; only shapes, dtypes and addresses matter.
-
-    Returns
-    -------
-    int
-        0 unless caches may share memory and are not the same arrays throughout. Pass a uint8 array of at least this
-        size; needed while a CUDA graph is captured.
-
-    Examples
-    --------
-    >>> path = AcceptResult(np.array([0], np.int32), np.array(0, np.int32), np.array(7, np.int32))
-    >>> commit_kv_workspace_bytes(PagedKV.allocate(8), path)
-    0
-    """
-    check = Checker("commit_kv_workspace_bytes")
-    caches = caches_of(check, kv)
-    backend, batched = check_commit(check, caches, result, checked=True)
-    if backend == "numpy":
-        return 0
-    if not batched:
-        result = result.with_batch()
-        caches = [cache.with_batch() for cache in caches]
-    return kernel.commit_workspace_bytes(caches, result)
-
-
-def _written(cache: PagedKV, into: Array, batched: tuple[str, ...]) -> PagedKV:
-    """Return `cache` with its context_lens copied into a given array."""
-    lens = into if batched else into[None]
-    np.copyto(lens, cache.context_lens)
-    return replace(cache, context_lens=lens)
-
-
-def _deliver(function: str, token_ids: Array, out: Array | None) -> Array:
-    if out is None:
-        return token_ids
-    deliver_arrays(function, "", {"out": token_ids}, [out])
-    return out
+    committed: PagedKV | tuple[PagedKV, ...] = run(commit_kv, kv, result, out=out, workspace=workspace, checked=checked)
+    return committed

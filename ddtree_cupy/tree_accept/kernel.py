@@ -1,44 +1,30 @@
-"""CUDA kernels of tree_accept: specs, geometry and launches; the contracts live in `api.py`.
+"""CUDA kernels of tree_accept: specs, and plans by the sizes of a call; `api.py` has the contracts."""
 
-Every function is batched and takes `backend`, "cupy" or "emulate".
-"""
-
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._overlap import Place, overlap
-from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
-from ddtree_cupy.kernels import CTYPES, Arg, KernelSpec, get_kernel, ints, register
-from ddtree_cupy.kernels.workspace import Workspace, empty, require_given, workspace_bytes
+from ddtree_cupy._cache_struct import CacheFacts, facts_of
+from ddtree_cupy._overlap import Place, address_of, overlap
+from ddtree_cupy.containers import AcceptResult, PagedKV
+from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, register
+from ddtree_cupy.kernels.launch import numpy_dtype
 
 Array = Any
 
-
-# the modes of commit_kv.cu
-_MOVE, _STAGE, _UNSTAGE = 0, 1, 2
-
-
-def _strides(*names: str) -> tuple[Arg, ...]:
-    return tuple(Arg.scalar(f"{name}_stride", "int64") for name in names)
+THREADS = 128  # of commit_kv and advance_context
 
 
 @cache
 def greedy_spec(dtype: str) -> KernelSpec:
     """Spec of greedy_targets for one dtype."""
     return KernelSpec(
-        source="tree_accept/targets.cu",
-        entry=f"greedy_targets<{CTYPES[dtype]}>",
-        args=(
-            Arg.input("target_logits", dtype, strided=True),
-            Arg.input("num_nodes", "int32", nullable=True),
-            Arg.output("token_ids", "int32"),
-            *ints("num_nodes_of_all", "N", "V"),
-            *_strides("request", "node"),
-        ),
+        "tree_accept/targets.cu",
+        f"greedy_targets<{CTYPES[dtype]}>",
+        strided="target_logits",
+        nullable="num_nodes",
         max_threads=512,
         max_registers=64,
     )
@@ -48,248 +34,160 @@ def greedy_spec(dtype: str) -> KernelSpec:
 def sample_spec(dtype: str) -> KernelSpec:
     """Spec of sample_targets for one dtype of the logits."""
     return KernelSpec(
-        source="tree_accept/targets.cu",
-        entry=f"sample_targets<{CTYPES[dtype]}>",
-        args=(
-            Arg.input("target_logits", dtype, strided=True),
-            Arg.input("uniforms_f32", "float32", nullable=True),
-            Arg.input("uniforms_f64", "float64", nullable=True),
-            Arg.input("temperatures_f32", "float32", nullable=True),
-            Arg.input("temperatures_f64", "float64", nullable=True),
-            Arg.input("num_nodes", "int32", nullable=True),
-            Arg.output("token_ids", "int32"),
-            Arg.scalar("temperature_of_all", "float64"),
-            *ints("num_nodes_of_all", "N", "V"),
-            *_strides("request", "node"),
-        ),
+        "tree_accept/targets.cu",
+        f"sample_targets<{CTYPES[dtype]}>",
+        strided="target_logits",
+        nullable="uniforms_f32 uniforms_f64 temperatures_f32 temperatures_f64 num_nodes",
         max_threads=512,
         max_registers=80,
         flush_subnormals=False,
     )
 
 
-ACCEPT_SPEC = KernelSpec(
-    source="tree_accept/accept.cu",
-    entry="accept",
-    args=(
-        *(Arg.input(name, "int32") for name in ("token_ids", "first_child", "next_sibling", "num_nodes")),
-        Arg.input("target_token_ids", "int32"),
-        *(Arg.output(name, "int32") for name in ("accepted", "num_accepted", "bonus_token")),
-        *ints("N"),
-    ),
-    max_threads=32,
-    max_registers=40,
-)
-
-
 @cache
 def commit_spec(dtype: str) -> KernelSpec:
     """Spec of commit_kv for one dtype."""
     return KernelSpec(
-        source="tree_accept/commit_kv.cu",
-        entry=f"commit_kv<{CTYPES[dtype]}>",
-        args=(
-            *(Arg.input(name, "int32") for name in ("accepted", "num_accepted", "page_table", "context_lens")),
-            Arg.output("ckv", dtype, strided=True),
-            Arg.output("kpe", dtype, strided=True),
-            Arg.output("staging", dtype, nullable=True),
-            *ints("mode", "N", "C", "R", "num_pages", "page_size", "max_pages"),
-            *_strides("ckv_page", "ckv_slot", "kpe_page", "kpe_slot"),
-        ),
-        max_threads=128,
+        "tree_accept/commit_kv.cu",
+        f"commit_kv<{CTYPES[dtype]}>",
+        strided="ckv kpe",
+        nullable="staging",
+        max_threads=THREADS,
         max_registers=128,
     )
 
 
-ADVANCE_SPEC = KernelSpec(
-    source="tree_accept/commit_kv.cu",
-    entry="advance_context",
-    args=(
-        Arg.input("context_lens", "int32"),
-        Arg.input("num_accepted", "int32"),
-        Arg.output("new_context_lens", "int32"),
-        *ints("B", "N"),
-    ),
-    max_threads=128,
-    max_registers=32,
-)
-
-for _dtype in CTYPES:
-    register(greedy_spec(_dtype))
-    register(sample_spec(_dtype))
-    register(commit_spec(_dtype))
-for _spec in (ACCEPT_SPEC, ADVANCE_SPEC):
-    register(_spec)
+ACCEPT_SPEC = KernelSpec("tree_accept/accept.cu", "accept", max_threads=32, max_registers=40)
+ADVANCE_SPEC = KernelSpec("tree_accept/commit_kv.cu", "advance_context", max_threads=THREADS, max_registers=32)
 
 
-def _targets(
-    function: str, target_logits: Array, num_nodes: Array | int, backend: str, out: Array | None
-) -> tuple[Array, tuple[Array | None, int], list[int]]:
-    """Return the result array, num_nodes as (array or None, int), and the strides in elements."""
-    if out is None:
-        require_given(function, backend, out=None)
-        out = empty(backend, target_logits.shape[:2], np.int32)
-    counts = (None, num_nodes) if isinstance(num_nodes, int) else (num_nodes, 0)
-    return out, counts, [stride // target_logits.dtype.itemsize for stride in target_logits.strides[:2]]
+@register
+def specs() -> Iterator[KernelSpec]:
+    """Every kernel of tree_accept."""
+    for dtype in CTYPES:
+        yield from (greedy_spec(dtype), sample_spec(dtype), commit_spec(dtype))
+    yield from (ACCEPT_SPEC, ADVANCE_SPEC)
 
 
-def greedy_targets(
-    target_logits: Array, *, num_nodes: Array | int, backend: str, out: Array | None = None, checked: bool = True
-) -> Array:
-    """Launch greedy_targets; `api.greedy_targets` says what it computes."""
-    batch, capacity, vocab_size = target_logits.shape
-    out, (counts, count_of_all), strides = _targets("greedy_targets", target_logits, num_nodes, backend, out)
-    get_kernel(greedy_spec(target_logits.dtype.name), backend)(
-        (batch * capacity,),
-        (512 if vocab_size > 4096 else 128,),
-        (target_logits, counts, out, count_of_all, capacity, vocab_size, *strides),
-        checked=checked,
+@cache
+def targets_plan(shape: tuple[int, int, int], dtype: str, samples: bool) -> Plan:
+    """One block for each row."""
+    batch, capacity, vocab_size = shape
+    if samples:
+        spec, threads = sample_spec(dtype), 512 if vocab_size > 8192 else 256
+    else:
+        spec, threads = greedy_spec(dtype), 512 if vocab_size > 4096 else 128
+    return Plan(
+        (Step(spec, (batch * capacity,), (threads,)),),
+        results={"token_ids": ((batch, capacity), np.int32)},
+        args={"N": capacity, "V": vocab_size},
     )
-    return out
 
 
-def sample_targets(
-    target_logits: Array,
-    uniforms: Array,
-    *,
-    temperature: Array | float,
-    num_nodes: Array | int,
-    backend: str,
-    out: Array | None = None,
-    checked: bool = True,
-) -> Array:
-    """Launch sample_targets; `api.sample_targets` says what it computes."""
-    batch, capacity, vocab_size = target_logits.shape
-    out, (counts, count_of_all), strides = _targets("sample_targets", target_logits, num_nodes, backend, out)
-    of_all = float(temperature) if isinstance(temperature, float | int) else 1.0
-    temperatures = None if isinstance(temperature, float | int) else temperature
-    get_kernel(sample_spec(target_logits.dtype.name), backend)(
-        (batch * capacity,),
-        (512 if vocab_size > 8192 else 256,),
-        (
-            *(target_logits, *_by_width(uniforms), *_by_width(temperatures), counts, out),
-            *(of_all, count_of_all, capacity, vocab_size, *strides),
-        ),
-        checked=checked,
+def targets_inputs(target_logits: Array, num_nodes: Array | int) -> dict[str, Any]:
+    """Arguments that greedy_targets and sample_targets share."""
+    itemsize = target_logits.dtype.itemsize
+    request_stride, node_stride, _ = target_logits.strides
+    is_one = isinstance(num_nodes, int)
+    return {
+        "target_logits": target_logits,
+        "num_nodes": None if is_one else num_nodes,
+        "num_nodes_of_all": num_nodes if is_one else 0,
+        "request_stride": request_stride // itemsize,
+        "node_stride": node_stride // itemsize,
+    }
+
+
+def sampling_inputs(uniforms: Array, temperature: Array | float) -> dict[str, Any]:
+    """Arguments of sample_targets alone; of each pair of arrays one is null."""
+    is_one = isinstance(temperature, float)
+    return {
+        **_by_width("uniforms", uniforms),
+        **_by_width("temperatures", None if is_one else temperature),
+        "temperature_of_all": temperature if is_one else 1.0,
+    }
+
+
+def _by_width(name: str, array: Array | None) -> dict[str, Array | None]:
+    is_wide = array is not None and array.dtype.itemsize == 8
+    return {f"{name}_f32": None if is_wide else array, f"{name}_f64": array if is_wide else None}
+
+
+@cache
+def accept_plan(shape: tuple[int, int]) -> Plan:
+    """One warp for each request."""
+    batch, capacity = shape
+    return Plan(
+        (Step(ACCEPT_SPEC, (batch,), (32,)),),
+        results={
+            "accepted": ((batch, capacity), np.int32),
+            "num_accepted": ((batch,), np.int32),
+            "bonus_token": ((batch,), np.int32),
+        },
+        args={"N": capacity},
     )
-    return out
 
 
-def _by_width(array: Array | None) -> tuple[Array | None, Array | None]:
-    """Return (array, None) for float32, (None, array) for float64."""
-    return (None, array) if array is not None and array.dtype.itemsize == 8 else (array, None)
+def commit_inputs(caches: Sequence[PagedKV], result: AcceptResult, groups: Sequence[int]) -> dict[str, Any]:
+    """Arguments of commit_kv and advance_context by name; `groups` says which of the new lengths a cache gets."""
+    lens = {f"old lens {group}": kv.context_lens for kv, group in zip(caches, groups, strict=True)}
+    return {"accepted": result.accepted, "num_accepted": result.num_accepted, **lens}
 
 
-def accept(
-    tree: DraftTree,
-    target_token_ids: Array,
-    *,
-    backend: str,
-    out: AcceptResult | None = None,
-    checked: bool = True,
-) -> AcceptResult:
-    """Launch accept; `api.accept` says what it computes."""
-    batch, capacity = tree.token_ids.shape
-    if out is None:
-        require_given("accept", backend, out=None)
-        paths = empty(backend, (batch, capacity), np.int32)
-        out = AcceptResult(paths, *(empty(backend, (batch,), np.int32) for _ in range(2)))
-    links = tree.token_ids, tree.first_child, tree.next_sibling, tree.num_nodes
-    get_kernel(ACCEPT_SPEC, backend)(
-        (batch,),
-        (32,),
-        (*links, target_token_ids, out.accepted, out.num_accepted, out.bonus_token, capacity),
-        checked=checked,
-    )
-    return out
+def commit_plan(caches: Sequence[PagedKV], shape: tuple[int, int], groups: Sequence[int]) -> Plan:
+    """Return the moves of all caches, each memory of equal tables once, and then the new lengths."""
+    facts = tuple([facts_of(kv) for kv in caches])
+    lens = [kv.context_lens for kv in caches]
+    same = all(each is lens[0] for each in lens)
+    places = (address_of(lens[0]),) * len(lens) if same and lens else tuple(map(address_of, lens))
+    return _commit_plan(facts, places, shape, tuple(groups))
 
 
-def commit_kv(
-    caches: Sequence[PagedKV],
-    result: AcceptResult,
-    *,
-    backend: str,
-    out: Sequence[Array] | None = None,
-    workspace: Array | None = None,
-    checked: bool = True,
-) -> tuple[PagedKV, ...]:
-    """Launch commit_kv once for each cache, and advance_context; `api.commit_kv` says what they compute.
+@lru_cache(64)
+def _commit_plan(
+    facts: tuple[CacheFacts, ...], lens: tuple[int, ...], shape: tuple[int, int], groups: tuple[int, ...]
+) -> Plan:
+    batch, capacity = shape
+    moved, staged = _moves(facts, lens)
+    modes = constants("tree_accept/commit_kv.cu")
 
-    `out` holds the new context_lens of every cache; caches that share context_lens may share it.
-    """
-    batch, capacity = result.accepted.shape
-    if caches:
-        require_given("commit_kv", backend, out=out)  # before the first row moves
-    moved, staged = _plan(caches)
-    scratch = Workspace("commit_kv", backend, _staging_sizes(caches, result, staged), workspace)
+    def move(index: int, mode: str) -> Step:
+        width, rope = facts[index].widths
+        args = {"cache": facts[index].packed(lens[index]), "mode": modes[mode], "C": width, "R": rope}
+        names = {"staging": f"staging {index}"}
+        if mode == "MOVE":
+            args["staging"] = None
+        return Step(commit_spec(facts[index].dtype), (batch, 2), (THREADS,), 0, args, names)
 
-    def move(index: int, mode: int) -> None:
-        kv = caches[index]
-        staging = None if mode == _MOVE else scratch[str(index)]
-        pools = [pool.strides[axis] // pool.dtype.itemsize for pool in (kv.ckv, kv.kpe) for axis in (0, 1)]
-        get_kernel(commit_spec(kv.ckv.dtype.name), backend)(
-            (batch, 2),
-            (128,),
-            (
-                *(result.accepted, result.num_accepted, kv.page_table, kv.context_lens, kv.ckv, kv.kpe, staging),
-                *(mode, capacity, kv.ckv.shape[2], kv.kpe.shape[2], kv.ckv.shape[0], kv.ckv.shape[1]),
-                *(kv.page_table.shape[1], *pools),
-            ),
-            checked=checked,
-        )
-
-    for index in moved:
-        move(index, _MOVE)
-    for mode in (_STAGE, _UNSTAGE):
-        for index in staged:
-            move(index, mode)
-
-    if out is None:
-        out = [empty(backend, (batch,), np.int32) for _ in caches]
-    new_lens: dict[tuple[Place, Place], Array] = {}
-    committed = []
-    for kv, lens in zip(caches, out, strict=True):
-        pair = Place.of(kv.context_lens), Place.of(lens)
-        if pair not in new_lens:
-            new_lens[pair] = lens
-            get_kernel(ADVANCE_SPEC, backend)(
-                (-(-batch // 128),),
-                (128,),
-                (kv.context_lens, result.num_accepted, lens, batch, capacity),
-                checked=checked,
-            )
-        committed.append(replace(kv, context_lens=lens))
-    return tuple(committed)
+    steps = [move(index, "MOVE") for index in moved]
+    steps += [move(index, mode) for mode in ("STAGE", "UNSTAGE") for index in staged]
+    scratch = {
+        f"staging {index}": ((batch, capacity, sum(facts[index].widths)), numpy_dtype(facts[index].dtype))
+        for index in staged
+    }
+    results: dict[str, Any] = {}
+    for group in range(max(groups, default=-1) + 1):
+        results[f"lens {group}"] = (batch,), np.int32
+        names = {"context_lens": f"old lens {group}", "new_context_lens": f"lens {group}"}
+        steps.append(Step(ADVANCE_SPEC, (-(-batch // THREADS),), (THREADS,), names=names))
+    return Plan(tuple(steps), results, scratch, {"B": batch, "N": capacity})
 
 
-def commit_workspace_bytes(caches: Sequence[PagedKV], result: AcceptResult) -> int:
-    """Return the bytes of `workspace`; 0 unless caches may share memory."""
-    return workspace_bytes(_staging_sizes(caches, result, _plan(caches)[1]))
-
-
-def _staging_sizes(caches: Sequence[PagedKV], result: AcceptResult, staged: Sequence[int]) -> dict[str, Any]:
-    batch, capacity = result.accepted.shape
-    widths = {index: caches[index].ckv.shape[2] + caches[index].kpe.shape[2] for index in staged}
-    return {str(index): ((batch, capacity, width), caches[index].ckv.dtype) for index, width in widths.items()}
-
-
-def _plan(caches: Sequence[PagedKV]) -> tuple[list[int], list[int]]:
+def _moves(facts: tuple[CacheFacts, ...], lens: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Return (caches to move in place, caches to move through staging), each memory of equal tables once.
 
     Caches that share memory are the same layer if their page tables lead to the same rows, and different layers if they
     do not; that only the device knows. When all of them are read before any is written, both come out right.
     """
-    first: dict[tuple[Place, ...], int] = {}
-    for index, kv in enumerate(caches):
-        places = tuple(Place.of(array) for array in (kv.ckv, kv.kpe, kv.page_table, kv.context_lens))
-        first.setdefault(places, index)
-    shared = _sharing(tuple(pool for places in first for pool in places[:2]))
+    first: dict[tuple[Any, ...], int] = {}
+    for index, of_cache in enumerate(facts):
+        first.setdefault((*of_cache.places, lens[index]), index)
+    shared = _sharing([pool for places in first for pool in places[:2]])
     moved = [index for number, index in enumerate(first.values()) if number not in shared]
     return moved, [index for index in first.values() if index not in moved]
 
 
-@lru_cache(64)
-def _sharing(pools: tuple[Place, ...]) -> frozenset[int]:
+def _sharing(pools: Sequence[Place]) -> set[int]:
     """Return which caches may share memory with another, or within themselves; `pools` holds two of each cache."""
     shared: set[int] = set()
     bounds = [pool.bounds for pool in pools]
@@ -300,4 +198,4 @@ def _sharing(pools: tuple[Place, ...]) -> frozenset[int]:
             if overlap(pools[other], pools[number]):
                 shared |= {other // 2, number // 2}
         open_pools.append(number)
-    return frozenset(shared)
+    return shared

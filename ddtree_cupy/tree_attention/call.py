@@ -1,103 +1,88 @@
-"""One call of tree_attention as its kernels see it, and the argument tables that its kernels share.
+"""One call of tree_attention as its kernels see it: the sizes that decide how it runs, and the inputs by name."""
 
-A call has batched arrays, host integers and strides in elements. Each table stands beside the values it describes.
-"""
+from functools import cache
+from typing import Any, NamedTuple
 
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-
+from ddtree_cupy._cache_struct import facts_of, starts_at_multiples
+from ddtree_cupy._overlap import address_of
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
-from ddtree_cupy.kernels import Arg
+from ddtree_cupy.kernels import constants, layout_of
+from ddtree_cupy.kernels.device import Device, device_of
 
 Array = Any
 
-KEYS = {"all": 0, "context": 1, "tree": 2}
+KEYS = ("all", "context", "tree")
 
 
-def strides_of(*names: str) -> tuple[Arg, ...]:
-    """Return the stride scalars of these axes."""
-    return tuple(Arg.scalar(f"{name}_stride", "int64") for name in names)
+class Sizes(NamedTuple):
+    """Shapes, host integers and the device of a batched call: calls of equal sizes share one plan."""
 
-
-QUERY_STRIDES = strides_of(*(f"{q}_{axis}" for q in ("q_nope", "q_pe") for axis in ("request", "node", "head")))
-CACHE_STRIDES = strides_of("ckv_page", "ckv_slot", "kpe_page", "kpe_slot")
-TABLES = tuple(Arg.input(name, "int32") for name in ("page_table", "context_lens", "num_nodes"))
-
-
-def attention_inputs(dtype: str) -> tuple[Arg, ...]:
-    """Return the arrays every version reads, in the order of every kernel."""
-    strided = [Arg.input(name, dtype, strided=True) for name in ("q_nope", "q_pe", "ckv", "kpe")]
-    return (*strided, *TABLES, Arg.input("visibility_bits", "uint32"))
-
-
-def results(dtype: str) -> tuple[Arg, ...]:
-    """Return the arrays every version writes."""
-    return Arg.output("out", dtype), Arg.output("lse", "float32")
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """The checked arguments of a batched call; what every version derives from them."""
-
-    tree: DraftTree | Visibility
-    q_nope: Array
-    q_pe: Array
-    kv: PagedKV
-    sm_scale: float
-    keys: str
+    dtype: str
+    batch: int
+    capacity: int  # nodes, N
+    num_heads: int
+    head_dim_ckv: int
+    head_dim_kpe: int
+    most_keys: int  # of a request
     split_keys: int | None
-    backend: str
-
-    @property
-    def dtype(self) -> str:
-        """Name of the input dtype."""
-        return str(self.q_nope.dtype.name)
+    device: Device
 
     @property
     def head_sizes(self) -> tuple[int, int]:
         """C and R."""
-        return self.q_nope.shape[-1], self.q_pe.shape[-1]
+        return self.head_dim_ckv, self.head_dim_kpe
 
     @property
-    def most_keys(self) -> int:
-        """Upper bound of a request's keys, by host integers."""
-        context = 0 if self.keys == "tree" else self.kv.max_context
-        return context + (0 if self.keys == "context" else int(self.q_nope.shape[1]))
+    def width(self) -> int:
+        """C + R."""
+        return self.head_dim_ckv + self.head_dim_kpe
 
     @property
-    def tables(self) -> tuple[Array, ...]:
-        """The arrays of `TABLES`."""
-        return self.kv.page_table, self.kv.context_lens, self.tree.num_nodes
-
-    @property
-    def inputs(self) -> tuple[Array, ...]:
-        """The arrays every version reads, in the order of `attention_inputs`."""
-        return (self.q_nope, self.q_pe, self.kv.ckv, self.kv.kpe, *self.tables, self.tree.visibility_bits)
-
-    @property
-    def page_sizes(self) -> tuple[int, int, int, int]:
-        """num_pages, page_size, max_pages, max_context."""
-        num_pages, page_size, _ = self.kv.ckv.shape
-        return num_pages, page_size, self.kv.page_table.shape[1], self.kv.max_context
-
-    @property
-    def strides(self) -> list[int]:
-        """Strides of queries and cache in elements, in the order of the argument tables."""
-        of_queries = [stride // q.dtype.itemsize for q in (self.q_nope, self.q_pe) for stride in q.strides[:3]]
-        pools = (self.kv.ckv, self.kv.kpe)
-        return of_queries + [stride // pool.dtype.itemsize for pool in pools for stride in pool.strides[:2]]
-
-    def cache_is_aligned(self) -> bool:
-        """Whether every cache row starts at a multiple of 16 bytes."""
-        return all(_is_aligned(pool, 2, 16) for pool in (self.kv.ckv, self.kv.kpe))
-
-    def queries_are_aligned(self) -> bool:
-        """Whether every query row starts at a multiple of 16 bytes."""
-        return all(_is_aligned(q, 3, 16) for q in (self.q_nope, self.q_pe))
+    def rows(self) -> int:
+        """Query rows of a request."""
+        return self.capacity * self.num_heads
 
 
-def _is_aligned(array: Array, leading_axes: int, multiple: int) -> bool:
-    pointer = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-    return pointer % multiple == 0 and not any(stride % multiple for stride in array.strides[:leading_axes])
+def sizes_of(q_nope: Array, q_pe: Array, kv: PagedKV, keys: str, split_keys: int | None, backend: str) -> Sizes:
+    """Return the sizes of a batched call."""
+    batch, capacity, num_heads, head_dim_ckv = q_nope.shape
+    most_keys = (0 if keys == "tree" else kv.max_context) + (0 if keys == "context" else capacity)
+    rope, device = q_pe.shape[-1], device_of(backend)
+    dtype = facts_of(kv).dtype
+    return Sizes(dtype, batch, capacity, num_heads, head_dim_ckv, rope, most_keys, split_keys, device)
+
+
+def inputs_of(
+    tree: DraftTree | Visibility, q_nope: Array, q_pe: Array, kv: PagedKV, sm_scale: float, keys: str
+) -> dict[str, Any]:
+    """Return what kernels of all versions take of a batched call, by their names for it."""
+    itemsize, nope, pe = q_nope.dtype.itemsize, q_nope.strides, q_pe.strides
+    facts, (_, capacity, num_heads, _) = facts_of(kv), q_nope.shape
+    queries_are_aligned = starts_at_multiples(q_nope, nope[:3]) and starts_at_multiples(q_pe, pe[:3])
+    queries = layout_of("common/inputs.cuh", "Queries<int>").pack(
+        q_nope=q_nope,
+        q_pe=q_pe,
+        num_nodes=tree.num_nodes,
+        visibility_bits=tree.visibility_bits,
+        nope_request_stride=nope[0] // itemsize,
+        nope_node_stride=nope[1] // itemsize,
+        nope_head_stride=nope[2] // itemsize,
+        pe_request_stride=pe[0] // itemsize,
+        pe_node_stride=pe[1] // itemsize,
+        pe_head_stride=pe[2] // itemsize,
+        N=capacity,
+        H=num_heads,
+    )
+    return {
+        "queries": queries,
+        "cache": facts.packed(address_of(kv.context_lens)),
+        "sm_scale": sm_scale,
+        "keys": _number_of(keys),
+        "vectors": int(facts.is_aligned),
+        "aligned": int(facts.is_aligned and queries_are_aligned),
+    }
+
+
+@cache
+def _number_of(keys: str) -> int:
+    return constants("common/visibility.cuh")[f"KEYS_{keys.upper()}"]

@@ -1,35 +1,21 @@
-"""Public functions of tree_build: docstrings, checks and dispatch."""
+"""Public functions of tree_build: contracts; `prepare.py` says how each of them runs."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, refuse_odd_array
+from ddtree_cupy._call import prepared_by, run
+from ddtree_cupy._check import refuse_odd_array
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.errors import ArgumentError, ShapeError
-from ddtree_cupy.tree_build import kernel, reference
-from ddtree_cupy.tree_build._arguments import (
-    capacity_of,
-    check_candidates,
-    check_logits,
-    check_out,
-    children_of,
-    most_candidates,
-    options_of,
-    per_request,
-    reject_non_finite,
-    require_scores,
-    tree_shapes,
-    values_of,
-    with_batch,
-)
+from ddtree_cupy.tree_build import prepare, reference
 
 Array = Any
 
 
+@prepared_by(prepare.top_candidates)
 def top_candidates(
     draft_logits: Array,
     k: int,
@@ -55,7 +41,7 @@ def top_candidates(
     out : Candidates, optional
         Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
     workspace : uint8 array, shape (n,), optional
-        Scratch of at least `top_candidates_workspace_bytes`; NumPy ignores it.
+        Scratch of at least `workspace_bytes(top_candidates, ...)`; NumPy ignores it.
     checked : bool
         False skips a kernel's checks of arrays, in hot loops.
 
@@ -80,55 +66,13 @@ def top_candidates(
     >>> top.token_ids.tolist(), top.logits.tolist()
     ([[2, 4, 3]], [[5.0, 5.0, 4.0]])
     """
-    check = Checker("top_candidates")
-    backend, batched = check_logits(check, draft_logits, checked)
-    k = check.integer("k", k, low=0)
-    logits = draft_logits if batched else draft_logits[None]
-    if backend == "numpy":
-        if check_finite:
-            reject_non_finite(check, draft_logits)
-        result = reference.top_candidates(logits, k)
-        return (result if batched else result.without_batch()).deliver("top_candidates", out)
-    if checked and out is not None:
-        rows = draft_logits.shape[:-1]
-        row = (*rows, min(k, draft_logits.shape[-1]))
-        expected = {"token_ids": (row, "int32"), "logits": (row, "float32"), "lse": (rows, "float32")}
-        check_out(check, out, Candidates, expected, draft_logits=draft_logits)
-    if checked:
-        check.separate({"out": out, "workspace": workspace}, {"draft_logits": draft_logits})
-    result = kernel.top_candidates(
-        logits, k, backend=backend, out=with_batch(out, batched), workspace=workspace, checked=checked
+    found: Candidates = run(
+        top_candidates, draft_logits, k, check_finite=check_finite, out=out, workspace=workspace, checked=checked
     )
-    return out or (result if batched else result.without_batch())
+    return found
 
 
-def top_candidates_workspace_bytes(draft_logits: Array, k: int) -> int:
-    """Return the bytes of `workspace` that `top_candidates` needs for these arguments; 0 on NumPy.
-
-    Parameters
-    ----------
-    draft_logits : array, shape ([B,] L, V)
-        Only its shape and dtype matter.
-    k : int
-
-    Returns
-    -------
-    int
-        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
-
-    Examples
-    --------
-    >>> top_candidates_workspace_bytes(np.zeros((15, 1000), np.float32), 64)
-    0
-    """
-    check = Checker("top_candidates_workspace_bytes")
-    backend, _ = check_logits(check, draft_logits, checked=True)
-    if backend == "numpy":
-        return 0
-    *rows, vocab_size = draft_logits.shape
-    return kernel.top_candidates_workspace_bytes(math.prod(rows), vocab_size, check.integer("k", k, low=0))
-
-
+@prepared_by(prepare.best_first_tree)
 def best_first_tree(
     candidates: Candidates,
     *,
@@ -174,7 +118,7 @@ def best_first_tree(
     out : DraftTree, optional
         Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
     workspace : uint8 array, shape (n,), optional
-        Scratch of at least `best_first_tree_workspace_bytes`; NumPy ignores it.
+        Scratch of at least `workspace_bytes(best_first_tree, ...)`; NumPy ignores it.
     checked : bool
         False skips a kernel's checks of arrays, in hot loops.
 
@@ -205,70 +149,24 @@ def best_first_tree(
     >>> np.exp(tree.path_scores).round(2).tolist()
     [1.0, 0.6, 0.3, 0.3, 0.24, 0.15]
     """
-    check = Checker("best_first_tree")
-    backend, batched = check_candidates(check, candidates, checked)
-    batch = candidates.lse.shape[0] if batched else 1
-    given = {"candidates.lse": candidates.lse}
-    budget = per_request(check, "budget", budget, batch, batched, (0, 2**31 - 2), checked, given)
-    roots = per_request(check, "root_token_ids", root_token_ids, batch, batched, (-1, 2**31 - 1), checked, given)
-    options = options_of(check, max_depth, max_children, min_path_score, spine)
-    draft_len, width = candidates.token_ids.shape[-2:]
-    capacity = capacity_of(check, backend, budget, capacity, (draft_len, width), options)
-    require_scores(check, out)
-    if not batched:
-        candidates = candidates.with_batch()
-    if backend == "numpy":
-        budgets, roots = values_of(check, batch, budget=budget, root_token_ids=roots)
-        tree = reference.best_first_tree(
-            candidates, budgets=budgets, root_token_ids=roots, capacity=capacity, **options
-        )
-        return (tree if batched else tree.without_batch()).deliver("best_first_tree", out)
-    if checked and out is not None:
-        check_out(check, out, DraftTree, tree_shapes((batch,) if batched else (), capacity), **given)
-    if checked:
-        read = {"candidates": candidates, "budget": budget, "root_token_ids": roots}
-        check.separate({"out": out, "workspace": workspace}, read)
-    tree = kernel.best_first_tree(
+    tree: DraftTree = run(
+        best_first_tree,
         candidates,
-        budgets=budget,
-        root_token_ids=roots,
+        budget=budget,
+        root_token_ids=root_token_ids,
         capacity=capacity,
-        **options,
-        backend=backend,
-        out=with_batch(out, batched),
+        max_depth=max_depth,
+        max_children=max_children,
+        min_path_score=min_path_score,
+        spine=spine,
+        out=out,
         workspace=workspace,
         checked=checked,
     )
-    return out or (tree if batched else tree.without_batch())
+    return tree
 
 
-def best_first_tree_workspace_bytes(candidates: Candidates, *, capacity: int) -> int:
-    """Return the bytes of `workspace` that `best_first_tree` needs; 0 on NumPy and for small trees.
-
-    Parameters
-    ----------
-    candidates : Candidates
-        Only shapes and dtypes matter.
-    capacity : int
-        The largest budget.
-
-    Returns
-    -------
-    int
-        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
-
-    Examples
-    --------
-    >>> best_first_tree_workspace_bytes(top_candidates(np.zeros((2, 3), np.float32), 3), capacity=5)
-    0
-    """
-    check = Checker("best_first_tree_workspace_bytes")
-    backend, batched = check_candidates(check, candidates, checked=True)
-    batch = candidates.lse.shape[0] if batched else 1
-    capacity = check.integer("capacity", capacity, low=0)
-    return 0 if backend == "numpy" else kernel.best_first_workspace_bytes(batch, capacity)
-
-
+@prepared_by(prepare.build_tree)
 def build_tree(
     draft_logits: Array,
     *,
@@ -295,7 +193,7 @@ def build_tree(
     check_finite : bool
         As in `top_candidates`.
     workspace : uint8 array, shape (n,), optional
-        Scratch of at least `build_tree_workspace_bytes`, which includes the candidates; NumPy ignores it.
+        Scratch of at least `workspace_bytes(build_tree, ...)`, which includes the candidates; NumPy ignores it.
 
     Returns
     -------
@@ -317,78 +215,22 @@ def build_tree(
     >>> build_tree(logits, budget=5, root_token_ids=0).parents.tolist()
     [-1, 0, 0, 0, 1, 1]
     """
-    check = Checker("build_tree")
-    backend, batched = check_logits(check, draft_logits, checked)
-    batch = draft_logits.shape[0] if batched else 1
-    given = {"draft_logits": draft_logits}
-    budget = per_request(check, "budget", budget, batch, batched, (0, 2**31 - 2), checked, given)
-    roots = per_request(check, "root_token_ids", root_token_ids, batch, batched, (-1, 2**31 - 1), checked, given)
-    options = options_of(check, max_depth, max_children, min_path_score, spine)
-    draft_len, vocab_size = draft_logits.shape[-2:]
-    capacity = capacity_of(check, backend, budget, capacity, (draft_len, vocab_size), options)
-    require_scores(check, out)
-    k = most_candidates(capacity, options["max_children"])
-    logits = draft_logits if batched else draft_logits[None]
-    if backend == "numpy":
-        budgets, roots = values_of(check, batch, budget=budget, root_token_ids=roots)
-        if check_finite:
-            reject_non_finite(check, draft_logits, roots >= 0)  # an inactive request is not read
-        candidates = reference.top_candidates(logits, k)
-        tree = reference.best_first_tree(
-            candidates, budgets=budgets, root_token_ids=roots, capacity=capacity, **options
-        )
-        return (tree if batched else tree.without_batch()).deliver("build_tree", out)
-    if checked and out is not None:
-        check_out(check, out, DraftTree, tree_shapes((batch,) if batched else (), capacity), **given)
-    if checked:
-        read = {"draft_logits": draft_logits, "budget": budget, "root_token_ids": roots}
-        check.separate({"out": out, "workspace": workspace}, read)
-    tree = kernel.build_tree(
-        logits,
-        k,
-        budgets=budget,
-        root_token_ids=roots,
+    tree: DraftTree = run(
+        build_tree,
+        draft_logits,
+        check_finite=check_finite,
+        budget=budget,
+        root_token_ids=root_token_ids,
         capacity=capacity,
-        **options,
-        backend=backend,
-        out=with_batch(out, batched),
+        max_depth=max_depth,
+        max_children=max_children,
+        min_path_score=min_path_score,
+        spine=spine,
+        out=out,
         workspace=workspace,
         checked=checked,
     )
-    return out or (tree if batched else tree.without_batch())
-
-
-def build_tree_workspace_bytes(
-    draft_logits: Array, *, capacity: int, max_children: int | Sequence[int] | None = None
-) -> int:
-    """Return the bytes of `workspace` that `build_tree` needs for these arguments; 0 on NumPy.
-
-    Parameters
-    ----------
-    draft_logits : array, shape ([B,] L, V)
-        Only its shape and dtype matter.
-    capacity, max_children
-        As in `build_tree`.
-
-    Returns
-    -------
-    int
-        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
-
-    Examples
-    --------
-    >>> build_tree_workspace_bytes(np.zeros((15, 1000), np.float32), capacity=64)
-    0
-    """
-    check = Checker("build_tree_workspace_bytes")
-    backend, batched = check_logits(check, draft_logits, checked=True)
-    capacity = check.integer("capacity", capacity, low=0)
-    k = most_candidates(capacity, children_of(check, max_children))
-    if backend == "numpy":
-        return 0
-    batch = draft_logits.shape[0] if batched else 1
-    draft_len, vocab_size = draft_logits.shape[-2:]
-    return kernel.build_workspace_bytes(batch, draft_len, vocab_size, k, capacity)
+    return tree
 
 
 def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[int], float]) -> int:

@@ -1,262 +1,223 @@
-"""CUDA kernels of tree_build: geometry and launches; the contracts live in `api.py`, the specs in `kernel_specs.py`.
+"""CUDA kernels of tree_build: specs, and plans by the sizes of a call; `api.py` has the contracts."""
 
-Every function is batched and takes `backend`, "cupy" or "emulate".
-"""
-
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from ddtree_cupy.containers import Candidates, DraftTree
-from ddtree_cupy.containers.topology import Topology, words_per_row
+from ddtree_cupy.containers.topology import words_per_row
 from ddtree_cupy.errors import UnsupportedError
-from ddtree_cupy.kernels import get_kernel
-from ddtree_cupy.kernels.workspace import Workspace, empty, require_given, workspace_bytes
-from ddtree_cupy.tree_build import kernel_specs as specs
+from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, layout_of, register
+from ddtree_cupy.kernels.workspace import Sizes
 
 Array = Any
-Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
+CANDIDATES, BEST_FIRST = "tree_build/top_candidates.cu", "tree_build/best_first.cu"
+MOST_SHARED_BYTES = 64 * 1024  # of sort keys or tree state; more goes to the workspace
+STATIC_SHARED_BYTES = 1024  # room for the kernels' own small arrays
+NODE_BYTES = 32  # of best_first's state
 _LARGEST_INT = 2**31 - 1
 
 
-def top_candidates(
-    draft_logits: Array,
-    k: int,
-    *,
-    backend: str,
-    out: Candidates | None = None,
-    workspace: Array | None = None,
-    checked: bool = True,
-) -> Candidates:
-    """Launch find_candidates and merge_candidates; `api.top_candidates` says what they compute."""
-    batch, draft_len, vocab_size = draft_logits.shape
-    dtype, k, rows = draft_logits.dtype.name, min(k, vocab_size), batch * draft_len
-    if out is None:
-        require_given("top_candidates", backend, out=None)
-        shape = (batch, draft_len, k)
-        lse = empty(backend, shape[:2], np.float32)
-        out = Candidates(empty(backend, shape, np.int32), empty(backend, shape, np.float32), lse)
-    if rows == 0:
-        return out
-    threads, slices, entries, sort_size = _slices(vocab_size, k)
-    scratch = Workspace("top_candidates", backend, _candidate_sizes(rows, vocab_size, k), workspace)
-    found = [scratch[name] for name in ("found_values", "found_ids", "partial_max", "partial_sum")]
-    request_stride, row_stride = (stride // draft_logits.dtype.itemsize for stride in draft_logits.strides[:2])
-    get_kernel(specs.find_spec(dtype), backend)(
-        (rows, slices),
-        (threads,),
-        (draft_logits, *found, draft_len, vocab_size, entries, request_stride, row_stride),
-        checked=checked,
-    )
-    sort_keys = scratch["sort_keys"] if specs.sort_bytes(sort_size) > specs.MOST_SHARED_BYTES else None
-    get_kernel(specs.MERGE_SPEC, backend)(
-        (rows,),
-        (1024 if slices * entries > 2048 else 256,),
-        (
-            *(*found, sort_keys, out.token_ids, out.logits, out.lse),
-            *(slices, entries, k, sort_size, specs.SILENT_BITS[dtype]),
-        ),
-        shared_mem=0 if sort_keys is not None else specs.sort_bytes(sort_size),
-        checked=checked,
-    )
-    return out
+def sort_bytes(sort_size: int) -> int:
+    """Dynamic shared memory that merge_candidates sorts `sort_size` keys in."""
+    return 8 * sort_size
 
 
-def _slices(vocab_size: int, k: int) -> tuple[int, int, int, int]:
-    """Return (threads of a slice, slices of a row, entries a slice passes on, keys to sort)."""
+def state_bytes(num_nodes: int) -> int:
+    """Dynamic shared memory (or workspace of a request) that best_first keeps `num_nodes` nodes in."""
+    return NODE_BYTES * 32 * words_per_row(num_nodes)
+
+
+@cache
+def find_spec(dtype: str) -> KernelSpec:
+    """Spec of the first launch of top_candidates: the best of every slice of a row."""
+    return KernelSpec(
+        CANDIDATES, f"find_candidates<{CTYPES[dtype]}>", strided="draft_logits", max_threads=512, max_registers=64
+    )
+
+
+MERGE_SPEC = KernelSpec(
+    CANDIDATES,
+    "merge_candidates",
+    nullable="sort_keys",
+    max_registers=64,
+    shared_bytes=sort_bytes,
+    max_shared_bytes=MOST_SHARED_BYTES + STATIC_SHARED_BYTES,
+)
+BEST_FIRST_SPEC = KernelSpec(
+    BEST_FIRST,
+    "best_first",
+    nullable="budgets root_token_ids state",
+    max_threads=32,
+    max_registers=128,
+    shared_bytes=state_bytes,
+    max_shared_bytes=MOST_SHARED_BYTES,
+    flush_subnormals=False,
+)
+TOPOLOGY_SPEC = KernelSpec("tree_build/topology.cu", "topology", max_threads=256, max_registers=40)
+
+
+@register
+def specs() -> Iterator[KernelSpec]:
+    """Every kernel of tree_build."""
+    yield from map(find_spec, CTYPES)
+    yield from (MERGE_SPEC, BEST_FIRST_SPEC, TOPOLOGY_SPEC)
+
+
+@lru_cache(256)
+def candidates_plan(shape: tuple[int, int, int], dtype: str, k: int) -> Plan:
+    """Return the best of every slice of a row, and their merge; the slices follow from the vocabulary alone."""
+    batch, draft_len, vocab_size = shape
+    rows, k = batch * draft_len, min(k, vocab_size)
     threads = 512 if vocab_size > 8192 else 128
-    size = threads * specs.ITEMS
-    return threads, max(1, -(-vocab_size // size)), min(k, size), 1 << max(k - 1, 0).bit_length()
-
-
-def _candidate_sizes(rows: int, vocab_size: int, k: int) -> Sizes:
-    _, slices, entries, sort_size = _slices(vocab_size, k)
-    sorts_outside = specs.sort_bytes(sort_size) > specs.MOST_SHARED_BYTES
-    return {
+    slice_size = threads * constants(CANDIDATES)["ITEMS"]
+    slices, entries = max(1, -(-vocab_size // slice_size)), min(k, slice_size)
+    sort_size = 1 << max(k - 1, 0).bit_length()
+    shared = sort_bytes(sort_size)
+    sorts_outside = shared > MOST_SHARED_BYTES
+    scratch: dict[str, Any] = {
         "found_values": ((rows, slices, entries), np.uint32),
         "found_ids": ((rows, slices, entries), np.int32),
         "partial_max": ((rows, slices), np.float32),
         "partial_sum": ((rows, slices), np.float32),
-        "sort_keys": ((rows, sort_size if sorts_outside else 0), np.uint64),
     }
-
-
-def _state_sizes(batch: int, capacity: int) -> Sizes:
-    size = specs.state_bytes(capacity + 1)
-    return {"state": ((batch, size // 8 if size > specs.MOST_SHARED_BYTES else 0), np.uint64)}
-
-
-def _build_sizes(batch: int, draft_len: int, vocab_size: int, k: int, capacity: int) -> Sizes:
-    k = min(k, vocab_size)
-    return {
-        "token_ids": ((batch, draft_len, k), np.int32),
-        "logits": ((batch, draft_len, k), np.float32),
-        "lse": ((batch, draft_len), np.float32),
-        "top_candidates": ((top_candidates_workspace_bytes(batch * draft_len, vocab_size, k),), np.uint8),
-        "best_first_tree": ((best_first_workspace_bytes(batch, capacity),), np.uint8),
-    }
-
-
-def top_candidates_workspace_bytes(rows: int, vocab_size: int, k: int) -> int:
-    """Return the bytes of `workspace` for B * L rows."""
-    return workspace_bytes(_candidate_sizes(rows, vocab_size, min(k, vocab_size)))
-
-
-def best_first_workspace_bytes(batch: int, capacity: int) -> int:
-    """Return the bytes of `workspace`; 0 while the tree fits shared memory."""
-    return workspace_bytes(_state_sizes(batch, capacity))
-
-
-def build_workspace_bytes(batch: int, draft_len: int, vocab_size: int, k: int, capacity: int) -> int:
-    """Return the bytes of `workspace` of build_tree: the candidates and the scratch of both steps."""
-    return workspace_bytes(_build_sizes(batch, draft_len, vocab_size, k, capacity))
-
-
-def build_tree(
-    draft_logits: Array,
-    k: int,
-    *,
-    capacity: int,
-    backend: str,
-    out: DraftTree | None = None,
-    workspace: Array | None = None,
-    checked: bool = True,
-    **options: Any,
-) -> DraftTree:
-    """Launch top_candidates with k candidates a depth, then best_first_tree with `options`."""
-    batch, draft_len, vocab_size = draft_logits.shape
-    require_given("build_tree", backend, out=out)  # this and what else may be refused before the first launch
-    widths_of(options.get("max_children"), draft_len)
-    scratch = Workspace("build_tree", backend, _build_sizes(batch, draft_len, vocab_size, k, capacity), workspace)
-    candidates = top_candidates(
-        draft_logits,
-        k,
-        backend=backend,
-        out=Candidates(scratch["token_ids"], scratch["logits"], scratch["lse"]),
-        workspace=scratch["top_candidates"],
-        checked=checked,
-    )
-    return best_first_tree(
-        candidates,
-        capacity=capacity,
-        backend=backend,
-        out=out,
-        workspace=scratch["best_first_tree"],
-        checked=checked,
-        **options,
-    )
-
-
-def best_first_tree(
-    candidates: Candidates,
-    *,
-    budgets: Array | int,
-    root_token_ids: Array | int,
-    capacity: int,
-    max_depth: int | None = None,
-    max_children: int | Sequence[int] | None = None,
-    min_path_score: float | None = None,
-    spine: int = 0,
-    backend: str,
-    out: DraftTree | None = None,
-    workspace: Array | None = None,
-    checked: bool = True,
-) -> DraftTree:
-    """Launch best_first and topology; `api.best_first_tree` says what they compute."""
-    batch, draft_len, width = candidates.token_ids.shape
-    num_nodes = capacity + 1
-    if out is None:
-        require_given("best_first_tree", backend, out=None)
-        out = _empty_tree(backend, batch, num_nodes)
-    if batch == 0:
-        return out
-    state = Workspace("best_first_tree", backend, _state_sizes(batch, capacity), workspace)["state"]
-    budget_of_all, root_of_all = (x if isinstance(x, int) else 0 for x in (budgets, root_token_ids))
-    get_kernel(specs.BEST_FIRST_SPEC, backend)(
-        (batch,),
-        (32,),
-        (
-            *(candidates.token_ids, candidates.logits, candidates.lse),
-            *(None if isinstance(x, int) else x for x in (budgets, root_token_ids)),
-            *(state if state.size else None, out.token_ids, out.parents, out.path_scores, out.num_nodes, out.status),
-            *(min(budget_of_all, capacity), root_of_all, draft_len, width, num_nodes),
-            draft_len if max_depth is None else min(max_depth, draft_len),
-            -np.inf if min_path_score is None else min_path_score,
-            min(spine, capacity),
-            widths_of(max_children, draft_len),
-        ),
-        shared_mem=0 if state.size else specs.state_bytes(num_nodes),
-        checked=checked,
-    )
-    topology(
-        out.parents,
-        out.num_nodes,
-        backend=backend,
-        out=Topology(out.depths, out.first_child, out.next_sibling, out.visibility_bits),
-        checked=checked,
-    )
-    return out
-
-
-def _empty_tree(backend: str, batch: int, num_nodes: int) -> DraftTree:
-    def ints(*shape: int) -> Array:
-        return empty(backend, shape, np.int32)
-
-    return DraftTree(
-        token_ids=ints(batch, num_nodes),
-        parents=ints(batch, num_nodes),
-        path_scores=empty(backend, (batch, num_nodes), np.float64),
-        num_nodes=ints(batch),
-        status=ints(batch),
-        **_empty_topology(backend, batch, num_nodes)._asdict(),
-    )
-
-
-def _empty_topology(backend: str, batch: int, num_nodes: int) -> Topology:
-    depths, first_child, next_sibling = (empty(backend, (batch, num_nodes), np.int32) for _ in range(3))
-    bits = empty(backend, (batch, num_nodes, words_per_row(num_nodes)), np.uint32)
-    return Topology(depths, first_child, next_sibling, bits)
-
-
-def widths_of(max_children: int | Sequence[int] | None, draft_len: int) -> Array:
-    """Return the kernel's form of `max_children`; UnsupportedError when it has too many entries."""
-    if max_children is not None and not isinstance(max_children, int):
-        max_children = tuple(max_children)
-    return _widths(max_children, draft_len)
-
-
-@lru_cache(64)
-def _widths(max_children: int | tuple[int, ...] | None, draft_len: int) -> Array:
-    """Return `struct Widths`: the most children of a node by its depth, as one element of bytes."""
-    if max_children is None or isinstance(max_children, int):
-        limit = _LARGEST_INT if max_children is None else min(max_children, _LARGEST_INT)
-        widths = np.full(specs.WIDTHS, limit, np.int32)
+    args = {"L": draft_len, "V": vocab_size, "S": slices, "E": entries, "K": k, "sort_size": sort_size}
+    if sorts_outside:
+        scratch["sort_keys"] = (rows, sort_size), np.uint64
     else:
-        limits = [min(limit, _LARGEST_INT) for limit in max_children[:draft_len]]
-        if len(limits) >= specs.WIDTHS:
-            raise UnsupportedError(
-                f"best_first_tree: `max_children` has {len(limits)} entries, a kernel takes at most {specs.WIDTHS - 1}"
-            )
-        widths = np.zeros(specs.WIDTHS, np.int32)
-        widths[: len(limits)] = limits
-    return widths.view(f"V{4 * specs.WIDTHS}")
-
-
-def topology(
-    parents: Array, num_nodes: Array, *, backend: str, out: Topology | None = None, checked: bool = True
-) -> Topology:
-    """Derive depths, child links and visibility from int32 parents (B, N) and num_nodes (B,), both C-contiguous."""
-    batch, capacity = parents.shape
-    if out is None:
-        require_given("topology", backend, out=None)
-        out = _empty_topology(backend, batch, capacity)
-    get_kernel(specs.TOPOLOGY_SPEC, backend)(
-        (batch, -(-capacity // specs.NODES_PER_BLOCK)),
-        (32 * specs.NODES_PER_BLOCK,),
-        (parents, num_nodes, *out, capacity, out.visibility_bits.shape[-1]),
-        checked=checked,
+        args["sort_keys"] = None  # type: ignore[assignment]
+    merge_threads = 1024 if slices * entries > 2048 else 256
+    return Plan(
+        (
+            Step(find_spec(dtype), (rows, slices), (threads,)),
+            Step(MERGE_SPEC, (rows,), (merge_threads,), 0 if sorts_outside else shared),
+        ),
+        results={
+            "candidate_ids": ((batch, draft_len, k), np.int32),
+            "candidate_logits": ((batch, draft_len, k), np.float32),
+            "candidate_lse": ((batch, draft_len), np.float32),
+        },
+        scratch=scratch,
+        args={**args, "silent_bits": _silent_bits(dtype)},
     )
-    return out
+
+
+def _silent_bits(dtype: str) -> int:
+    """Return how many low bits of a float32 say nothing where it was widened from a smaller type."""
+    found = constants("common/ordered.cuh")
+    return found.get(f"SILENT_BITS<{CTYPES[dtype]}>", found["SILENT_BITS"])
+
+
+def logits_inputs(draft_logits: Array) -> dict[str, Any]:
+    """Arguments of top_candidates by name."""
+    itemsize = draft_logits.dtype.itemsize
+    request_stride, row_stride, _ = draft_logits.strides
+    return {
+        "draft_logits": draft_logits,
+        "request_stride": request_stride // itemsize,
+        "row_stride": row_stride // itemsize,
+    }
+
+
+@lru_cache(256)
+def tree_plan(
+    shape: tuple[int, int, int],
+    capacity: int,
+    max_depth: int | None,
+    max_children: int | tuple[int, ...] | None,
+    min_path_score: float | None,
+    spine: int,
+) -> Plan:
+    """Return best_first and topology for candidates (B, L, K); UnsupportedError for too many limits of children."""
+    batch, draft_len, width = shape
+    num_nodes = capacity + 1
+    shared = state_bytes(num_nodes)
+    in_workspace = shared > MOST_SHARED_BYTES
+    nodes = batch, num_nodes
+    limits = layout_of(BEST_FIRST, "Limits").pack(
+        min_path_score=-np.inf if min_path_score is None else min_path_score,
+        max_depth=draft_len if max_depth is None else min(max_depth, draft_len),
+        spine=min(spine, capacity),
+        widths=_widths(max_children, draft_len),
+    )
+    topology = topology_plan(batch, num_nodes)
+    links = topology.results
+    return Plan(
+        (Step(BEST_FIRST_SPEC, (batch,), (32,), 0 if in_workspace else shared), *topology.steps),
+        results={  # in the order of DraftTree
+            "token_ids": (nodes, np.int32),
+            "parents": (nodes, np.int32),
+            "depths": links["depths"],
+            "path_scores": (nodes, np.float64),
+            "num_nodes": ((batch,), np.int32),
+            "status": ((batch,), np.int32),
+            "visibility_bits": links["visibility_bits"],
+            "first_child": links["first_child"],
+            "next_sibling": links["next_sibling"],
+        },
+        scratch={"state": ((batch, shared // 8), np.uint64)} if in_workspace else {},
+        args={
+            **topology.args,
+            **({} if in_workspace else {"state": None}),
+            "limits": limits,
+            "L": draft_len,
+            "K": width,
+        },
+    )
+
+
+def _widths(max_children: int | tuple[int, ...] | None, draft_len: int) -> list[int]:
+    """Return the most children of a node by its depth."""
+    size = constants(BEST_FIRST)["WIDTHS"]
+    if max_children is None or isinstance(max_children, int):
+        return [_LARGEST_INT if max_children is None else min(max_children, _LARGEST_INT)] * size
+    limits = [min(limit, _LARGEST_INT) for limit in max_children[:draft_len]]
+    if len(limits) >= size:
+        raise UnsupportedError(
+            f"best_first_tree: `max_children` has {len(limits)} entries, a kernel takes at most {size - 1}"
+        )
+    return limits + [0] * (size - len(limits))
+
+
+def tree_inputs(budget: int | Array, root_token_ids: int | Array, capacity: int) -> dict[str, Any]:
+    """Arguments of best_first by name: an int stands for all requests."""
+    budgets, roots = (None if isinstance(value, int) else value for value in (budget, root_token_ids))
+    return {
+        "budgets": budgets,
+        "budget_of_all": min(budget, capacity) if budgets is None else 0,
+        "root_token_ids": roots,
+        "root_of_all": root_token_ids if roots is None else 0,
+    }
+
+
+@lru_cache(256)
+def build_plan(shape: tuple[int, int, int], dtype: str, k: int, capacity: int, options: tuple[Any, ...]) -> Plan:
+    """Return both steps; the candidates between them are scratch."""
+    batch, draft_len, vocab_size = shape
+    first = candidates_plan(shape, dtype, k)
+    second = tree_plan((batch, draft_len, min(k, vocab_size)), capacity, *options)
+    return Plan(
+        first.steps + second.steps,
+        second.results,
+        {**first.results, **first.scratch, **second.scratch},
+        {**first.args, **second.args},
+    )
+
+
+@lru_cache(256)
+def topology_plan(batch: int, num_nodes: int) -> Plan:
+    """Return the kernel that derives depths, child links and visibility from parents."""
+    words, warps = words_per_row(num_nodes), constants(TOPOLOGY_SPEC.source)["WARPS"]
+    links: Sizes = dict.fromkeys(("depths", "first_child", "next_sibling"), ((batch, num_nodes), np.int32))
+    return Plan(
+        (Step(TOPOLOGY_SPEC, (batch, -(-num_nodes // warps)), (32 * warps,)),),
+        results={**links, "visibility_bits": ((batch, num_nodes, words), np.uint32)},
+        args={"N": num_nodes, "W": words},
+    )
+
+
+def topology(parents: Array, num_nodes: Array, *, backend: str) -> Mapping[str, Array]:
+    """Derive the links of parents (B, N) and num_nodes (B), int32 and C-contiguous, by name."""
+    return topology_plan(*parents.shape).allocate_and_run("topology", backend, parents=parents, num_nodes=num_nodes)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from ddtree_cupy.errors import ArgumentError, CompileError, DTypeError, LayoutError, MissingGPUError, UnsupportedError
-from ddtree_cupy.kernels import Arg, KernelSpec, cupy_backend
+from ddtree_cupy.kernels import KernelSpec, cupy_backend
 from ddtree_cupy.kernels.launch import Kernel
+
+CODE = "template <class T> __global__ void k(const T* x, int n, float a) {}\n"
 
 
 class FakeArray(np.ndarray):
@@ -30,6 +32,10 @@ class FakeKernel:
         if name == "max_dynamic_shared_size_bytes":
             self.grants.append(value)
         super().__setattr__(name, value)
+
+    @property
+    def kernel(self):
+        return self
 
     def __call__(self, grid, block, args, shared_mem=0):
         self.launches.append((grid, block, args, shared_mem))
@@ -67,8 +73,7 @@ def cupy(monkeypatch):
 
 
 def make(**changes):
-    args = (Arg.input("x", "float32", nullable=True), Arg.scalar("n", "int32"), Arg.scalar("a", "float32"))
-    fields = {"source": "op/k.cu", "code": "// text\n", "entry": "k<float>", "args": args}
+    fields = {"source": "op/k.cu", "code": CODE, "entry": "k<float>", "nullable": "x"}
     spec = KernelSpec(**(fields | changes))
     return Kernel(spec, cupy_backend.compile_kernel(spec, cupy_backend.device_key()))
 
@@ -80,7 +85,7 @@ def array(n=4):
 def test_module_is_one_text_with_one_expression(cupy):
     make(defines=("D=64",))
     (options,) = cupy.made
-    assert options["code"] == '#line 1 "op/k.cu"\n// text\n'
+    assert options["code"] == f'#line 1 "op/k.cu"\n{CODE}'
     assert options["options"] == ("--std=c++17", "-DD=64")
     assert options["name_expressions"] == ("k<float>",)
     make(entry="k")
@@ -89,26 +94,26 @@ def test_module_is_one_text_with_one_expression(cupy):
 
 def test_scalars_are_exact_and_arrays_pass_through(cupy):
     kernel, x = make(), array()
-    kernel((2, 1), (64,), (x, 3, 1.5), 16)
+    kernel((2, 1), (64,), x=x, n=3, a=1.5, shared_mem=16)
     ((grid, block, args, shared),) = kernel.compiled._kernel.launches
     assert (grid, block, shared) == ((2, 1), (64,), 16)
     assert args[0] is x
     assert [type(value) for value in args[1:]] == [np.int32, np.float32]
-    kernel((1,), (64,), (None, 3, 1.5))
-    kernel((0,), (64,), (x, 3, 1.5))
+    kernel((1,), (64,), x=None, n=3, a=1.5)
+    kernel((0,), (64,), x=x, n=3, a=1.5)
     assert len(kernel.compiled._kernel.launches) == 2
 
 
 def test_shared_memory_is_opted_into_once(cupy):
     kernel = make()
     native = kernel.compiled._kernel
-    kernel((1,), (64,), (None, 3, 1.5), 47 * 1024)
+    kernel((1,), (64,), x=None, n=3, a=1.5, shared_mem=47 * 1024)
     assert native.grants == []
-    kernel((1,), (64,), (None, 3, 1.5), 47 * 1024 + 1)  # with 1 KiB of static memory this passes 48 KiB
-    kernel((1,), (64,), (None, 3, 1.5), 100 * 1024)
+    kernel((1,), (64,), x=None, n=3, a=1.5, shared_mem=47 * 1024 + 1)  # with 1 KiB of static memory this passes 48 KiB
+    kernel((1,), (64,), x=None, n=3, a=1.5, shared_mem=100 * 1024)
     assert native.grants == [232_448 - 1024]
     with pytest.raises(ArgumentError, match="at most 231424 on this device"):
-        kernel((1,), (64,), (None, 3, 1.5), 232_448)
+        kernel((1,), (64,), x=None, n=3, a=1.5, shared_mem=232_448)
     early = make(max_shared_bytes=64 * 1024).compiled._kernel
     assert early.grants == [232_448 - 1024]
 
@@ -116,11 +121,11 @@ def test_shared_memory_is_opted_into_once(cupy):
 def test_arrays_of_another_kind_or_device_are_refused(cupy):
     kernel, x = make(), array()
     with pytest.raises(DTypeError, match=r"`x` is a numpy\.ndarray"):
-        kernel((1,), (64,), (np.zeros(4, np.float32), 3, 1.5))
+        kernel((1,), (64,), x=np.zeros(4, np.float32), n=3, a=1.5)
     x.device = types.SimpleNamespace(id=1)
     with pytest.raises(LayoutError, match="`x` is on device 1, the current device is 0"):
-        kernel((1,), (64,), (x, 3, 1.5))
-    kernel((1,), (64,), (x, 3, 1.5), checked=False)
+        kernel((1,), (64,), x=x, n=3, a=1.5)
+    kernel.launch((1,), (64,), {"x": x, "n": 3, "a": 1.5})  # the caller has checked
 
 
 def test_arch_specific_kernels_need_the_device_and_nvrtc(cupy):

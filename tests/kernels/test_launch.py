@@ -6,7 +6,7 @@ import pytest
 
 from ddtree_cupy import emulate
 from ddtree_cupy.errors import ArgumentError, CompileError, DTypeError, LayoutError, MissingGPUError
-from ddtree_cupy.kernels import Arg, KernelSpec, get_kernel, registry
+from ddtree_cupy.kernels import KernelSpec, Plan, Step, get_kernel, registry
 
 pytestmark = [
     pytest.mark.emulate,
@@ -25,27 +25,16 @@ __global__ void axpy(const T* x, long long stride, T* y, const float* bias, int 
 """
 
 
-def make_spec(dtype="float32", spelled="float", **changes):
-    args = (
-        Arg.input("x", dtype, strided=True),
-        Arg.scalar("stride", "int64"),
-        Arg.output("y", dtype),
-        Arg.input("bias", "float32", nullable=True),
-        Arg.scalar("n", "int32"),
-        Arg.scalar("a", "float32"),
-        Arg.scalar("b", "float64"),
-        Arg.scalar("negate", "bool"),
-    )
-    fields = {"source": "axpy.cu", "code": CODE, "entry": f"axpy<{spelled}>", "args": args, "max_threads": 64}
-    return KernelSpec(**(fields | changes))
+def make_spec(spelled="float", **changes):
+    fields = {"code": CODE, "strided": "x", "nullable": "bias", "max_threads": 64}
+    return KernelSpec("axpy.cu", changes.pop("entry", f"axpy<{spelled}>"), **(fields | changes))
 
 
-def launch(args=None, *, spec=None, grid=(1,), block=(8,), shared_mem=256, **changes):
-    y = np.zeros(4, np.float32)
+def launch(*, spec=None, grid=(1,), block=(8,), shared_mem=256, without=(), **changes):
     values = {
         "x": np.arange(4, dtype=np.float32),
         "stride": 1,
-        "y": y,
+        "y": np.zeros(4, np.float32),
         "bias": None,
         "n": 4,
         "a": 2.0,
@@ -53,9 +42,8 @@ def launch(args=None, *, spec=None, grid=(1,), block=(8,), shared_mem=256, **cha
         "negate": False,
     }
     values |= changes
-    get_kernel(spec or make_spec(), "emulate")(
-        grid, block, tuple(values.values()) if args is None else args, shared_mem
-    )
+    given = {name: value for name, value in values.items() if name not in without}
+    get_kernel(spec or make_spec(), "emulate")(grid, block, shared_mem=shared_mem, **given)
     return values["y"]
 
 
@@ -71,7 +59,7 @@ def test_strided_arguments_take_views():
 
 
 def test_bfloat16_arrays():
-    spec = make_spec("bfloat16", "__nv_bfloat16")
+    spec = make_spec("__nv_bfloat16")
     bf16 = np.dtype(ml_dtypes.bfloat16)
     assert launch(spec=spec, x=np.arange(4).astype(bf16), y=np.zeros(4, bf16)).tolist() == [1, 3, 5, 7]
 
@@ -87,7 +75,8 @@ def test_bfloat16_arrays():
         ({"n": 4.0}, DTypeError, "`n` is a float, expected int32"),
         ({"n": np.int64(2**40)}, ArgumentError, "`n` is 1099511627776, too large for int32"),
         ({"a": "x"}, DTypeError, "`a` is a str, expected float32"),
-        ({"args": (1, 2)}, ArgumentError, "2 arguments, expected 8: x, stride, y"),
+        ({"without": ("y", "n")}, ArgumentError, "`y` is missing, `n` is missing; expected x, stride, y"),
+        ({"z": 1}, ArgumentError, "`z` is unknown; expected x, stride, y"),
         ({"block": (65,)}, ArgumentError, "expected 1 to 64 threads"),
         ({"block": (0,)}, ArgumentError, "expected 1 to 64 threads"),
         ({"grid": (1, 65536)}, ArgumentError, "grid"),
@@ -122,14 +111,10 @@ def test_kernels_are_compiled_once():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"args": make_spec().args[:-1]}, "the argument table has 7 rows, the kernel takes 8"),
-        (
-            {"args": (Arg.input("x", "float64"), *make_spec().args[1:])},
-            r"`x` is input float64, the kernel takes const float32\*",
-        ),
-        ({"args": (Arg.output("x", "float32"), *make_spec().args[1:])}, "`x` is output float32"),
         ({"code": CODE.replace("return;", "retrun;")}, r"(?s)axpy\.cu: axpy<float> for the CPU emulator: axpy\.cu:6"),
         ({"entry": "axpy<floaf>"}, "floaf"),
+        ({"entry": "axpi"}, "axpy.cu: axpi for the CPU emulator: .*no kernel"),
+        ({"strided": "keys"}, "strided names keys"),
     ],
 )
 def test_wrong_specs_are_compile_errors(changes, message):
@@ -137,20 +122,47 @@ def test_wrong_specs_are_compile_errors(changes, message):
         get_kernel(make_spec(**changes), "emulate")
 
 
-def test_specs_check_themselves():
-    with pytest.raises(ArgumentError, match="occurs twice: x, x"):
-        make_spec(args=(Arg.input("x", "int32"), Arg.input("x", "int32")))
-    with pytest.raises(TypeError, match="data type"):
-        make_spec(args=(Arg.input("x", "flaot32"),))
+def test_names_of_launch_options_are_no_parameters():
+    code = 'extern "C" __global__ void f(int shared_mem) {}'
+    with pytest.raises(ArgumentError, match="a parameter is named `shared_mem`"):
+        get_kernel(KernelSpec("f.cu", "f", code=code), "emulate")
+
+
+STRUCTS = """struct Row { const float* x; int n; float factor[2]; };
+extern "C" __global__ void scale(Row row, float* y) {
+  int i = threadIdx.x;
+  if (i < row.n) y[i] = row.x[i] * row.factor[0] + row.factor[1];
+}
+"""
+
+
+def test_structs_are_passed_by_value():
+    kernel = get_kernel(KernelSpec("scale.cu", "scale", code=STRUCTS), "emulate")
+    x, y = np.arange(3, dtype=np.float32), np.zeros(3, np.float32)
+    row = {"x": x, "n": 2, "factor": [2.0, 1.0]}
+    kernel((1,), (32,), row=row, y=y)
+    assert y.tolist() == [1, 3, 0]
+    Plan((Step(kernel.spec, (1,), (32,)),), args={"n": 3}).run(
+        "emulate", {"x": x, "factor": [2.0, 1.0], "y": y}
+    )  # members by their names
+    assert y.tolist() == [1, 3, 5]
+    with pytest.raises(DTypeError, match=r"`row\.x` is float64, expected float32"):
+        kernel((1,), (32,), row={**row, "x": np.arange(3.0)}, y=y)
+    with pytest.raises(DTypeError, match="`row` is a int, expected a mapping of x, n, factor"):
+        kernel((1,), (32,), row=3, y=y)
+
+
+def test_specs_are_keys():
     assert make_spec() == make_spec()
     assert len({make_spec(), make_spec(), make_spec(defines=("A",))}) == 2
     assert make_spec(defines=("A=1",)).compiler_options == ("--std=c++17", "-DA=1")
 
 
 def test_registered_specs_keep_their_order(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
-    specs = [registry.register(make_spec(defines=(name,))) for name in "abc"]
-    registry.register(specs[0])
+    monkeypatch.setattr(registry, "_registered", [])
+    specs = [make_spec(defines=(name,)) for name in "abc"]
+    registry.register(lambda: specs[:2])
+    registry.register(lambda: specs[::-1])
     assert registry.registered_specs() == tuple(specs)
 
 

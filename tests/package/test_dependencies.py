@@ -11,9 +11,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "ddtree_cupy"
 OPS = ("tree_build", "tree_attention", "tree_accept")
 CONTAINERS = {"errors", "_check", "containers"}
-KERNEL = {"errors", "_check", "_overlap", "containers", "kernels", "emulate"}
-API = KERNEL | set(OPS) | {"_dispatch", "__init__"}
-EVERYTHING = API | CONTAINERS | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
+KERNEL = CONTAINERS | {"_overlap", "_cache_struct", "kernels"}
+API = KERNEL | set(OPS) | {"emulate", "_call", "_bind", "__init__"}
+EVERYTHING = API | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
 EVERYTHING |= {"_files", "_terminal", "compile_check"}
 
 # part of the package -> the parts it may import; a part always sees itself
@@ -24,24 +24,23 @@ ALLOWED = {
     "_check": {"errors", "_overlap"},
     "_files": {"errors"},
     "_terminal": {"errors"},
-    "_dispatch": {"_check", "emulate"},
     "containers": CONTAINERS,
-    "kernels": {"errors", "_check"},
+    "kernels": {"errors", "_check", "_overlap"},
     "compile_check": {"errors", "kernels"},
     "emulate": {"errors", "_check", "kernels"},
+    "_cache_struct": {"_overlap", "containers", "kernels"},
+    "_call": {"errors", "_check", "kernels", "emulate"},
+    "_bind": {"errors", "_call"},
     **{f"{op}.reference": CONTAINERS for op in OPS},
-    **{f"{op}.kernel": KERNEL | {f"{op}.kernel_specs"} for op in OPS},
-    "tree_attention.call": {"containers", "kernels"},
-    "tree_attention.versions": {"containers", "kernels", "tree_attention.call"},
+    **{f"{op}.kernel": KERNEL for op in OPS},
+    "tree_attention.call": KERNEL,
+    "tree_attention.versions": KERNEL | {"tree_attention.call"},
     "tree_attention.kernel": KERNEL | {"tree_attention.call", "tree_attention.versions"},
-    **{f"{op}.kernel_specs": {"kernels", "containers"} for op in OPS},
-    **{f"{op}._arguments": CONTAINERS | {"_dispatch", "_overlap"} for op in OPS},
-    **{
-        f"{op}.api": KERNEL | {"_dispatch", *(f"{op}.{part}" for part in ("reference", "kernel", "call", "_arguments"))}
-        for op in OPS
-    },
+    **{f"{op}.prepare": KERNEL | {"_call", f"{op}.reference", f"{op}.kernel"} for op in OPS},
+    "tree_attention.prepare": KERNEL | {"_call", *(f"tree_attention.{n}" for n in ("reference", "kernel", "call"))},
+    **{f"{op}.api": CONTAINERS | {"_call", f"{op}.prepare", f"{op}.reference"} for op in OPS},
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
-    "__init__": CONTAINERS | set(OPS),
+    "__init__": CONTAINERS | set(OPS) | {"_call", "_bind"},
     "decode": API | {"_progress", "_files", "_terminal"},
     "explore": API | {"decode", "_progress", "_files", "_terminal", "bench.measurements"},
     "testing": API,

@@ -8,12 +8,11 @@ from ddtree_cupy import (
     PagedKV,
     accept,
     build_tree,
-    build_tree_workspace_bytes,
     commit_kv,
     greedy_targets,
     sample_targets,
     tree_attention,
-    tree_attention_workspace_bytes,
+    workspace_bytes,
     write_kv,
 )
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
@@ -54,8 +53,8 @@ class Round:
         self.tree = build_tree(self.logits, **self.options)
         self.target_logits = normal(batch, nodes, VOCAB)
         self.uniforms = rng.random((batch, nodes))
-        self.build_space = cupy.empty(build_tree_workspace_bytes(self.logits, capacity=CAPACITY), np.uint8)
-        size = tree_attention_workspace_bytes(self.tree, *self.q, self.kv, variant="v2_split_kv")
+        self.build_space = cupy.empty(workspace_bytes(build_tree, self.logits, **self.options), np.uint8)
+        size = workspace_bytes(tree_attention, self.tree, *self.q, self.kv, sm_scale=1.0, variant="v2_split_kv")
         self.attention_space = cupy.empty(size, np.uint8)
         self.out = cupy.empty_like(self.q[0]), cupy.empty(self.q[0].shape[:3], np.float32)
         self.greedy, self.sampled = (cupy.empty((batch, nodes), np.int32) for _ in "ab")

@@ -16,13 +16,13 @@ from ddtree_cupy import (
     best_first_tree,
     build_tree,
     commit_kv,
-    commit_kv_workspace_bytes,
     emulate,
     greedy_targets,
     merge_states,
     sample_targets,
     top_candidates,
     tree_attention,
+    workspace_bytes,
     write_kv,
 )
 from ddtree_cupy._overlap import MOST_WORK, Place, overlap
@@ -167,10 +167,11 @@ def test_commit_kv_needs_scratch_only_for_layers_that_may_share_memory():
     apart = [over(pool[:3], [0, 1, 2]), over(pool[3:], [0, 1, 2])]
     with emulate.active():
         for layers in (interleaved, apart, [layer], [layer, layer], [over(pool.copy(), TABLE), layer]):
-            assert commit_kv_workspace_bytes(layers, PATH) == 0
+            assert workspace_bytes(commit_kv, layers, PATH) == 0
         for case in OTHER_VIEWS.values():
-            assert commit_kv_workspace_bytes([layer, case(pool)], PATH) > 0
-        assert commit_kv_workspace_bytes([PagedKV(pool[..., :20], pool[..., 16:], TABLE, layer.context_lens)], PATH) > 0
+            assert workspace_bytes(commit_kv, [layer, case(pool)], PATH) > 0
+        crossing = PagedKV(pool[..., :20], pool[..., 16:], TABLE, layer.context_lens)
+        assert workspace_bytes(commit_kv, [crossing], PATH) > 0
 
 
 def test_commit_kv_moves_columns_once_that_both_pools_of_a_layer_hold(backend):
@@ -186,10 +187,10 @@ def test_commit_kv_rejects_out_over_other_arrays_of_the_call(host):
     layer = replace(layer, page_table=table)
     other = over(np.zeros_like(pool), TABLE)
     refused = {
-        r"`out\[0\]`.*`kv\[0\]\.page_table`": ([layer], table[3, ...]),
+        r"`out`.*`kv\[0\]\.page_table`": ([layer], table[3, ...]),
         r"`out\[0\]`.*`kv\[1\]\.context_lens`": ([layer, other], [other.context_lens, pair[0, ...]]),
-        r"`out\[0\]`.*`result\.num_accepted`": ([layer], PATH.num_accepted),
-        r"`out\[0\]`.*`result\.accepted`": ([layer], PATH.accepted[7, ...]),
+        r"`out`.*`result\.num_accepted`": ([layer], PATH.num_accepted),
+        r"`out`.*`result\.accepted`": ([layer], PATH.accepted[7, ...]),
     }
     for message, (caches, out) in refused.items():
         with unchanged(pool=pool, table=table, path=PATH), pytest.raises(LayoutError, match=message):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddtree_cupy.kernels import Arg, KernelSpec, get_kernel
-from ddtree_cupy.kernels.device import architecture
+from ddtree_cupy.kernels import KernelSpec, get_kernel
+from ddtree_cupy.kernels.device import device_of
 from ddtree_cupy.testing import assert_identical, judge, lse_floor, out_floor, tensor_core_matmul
 from ddtree_cupy.testing.strategies import seeds
 
@@ -211,19 +211,16 @@ __global__ void product(const T* a, const T* b, float* c, int steps) {
 @pytest.mark.parametrize("dtype", SMALL_FLOATS, ids=str)
 @given(seed=seeds(), steps=st.integers(1, 40), spread=st.integers(0, 6))
 def test_tensor_core_matmul_is_identical_to_the_instruction(kernels, dtype, seed, steps, spread):
-    if kernels.name == "cupy" and not architecture("cupy").startswith("sm_90"):
+    if kernels.name == "cupy" and device_of("cupy").arch != "sm_90":
         pytest.skip("the model is that of sm_90")
     rng = np.random.default_rng(seed)
     left, right = (
         (rng.standard_normal(shape) * 2.0 ** rng.integers(-spread, spread + 1, shape)).astype(dtype)
         for shape in ((16, 16 * steps), (8, 16 * steps))
     )
-    args = (Arg.input("a", dtype.name), Arg.input("b", dtype.name), Arg.output("c", "float32"))
     spelled = "__half" if dtype == np.float16 else "__nv_bfloat16"
-    spec = KernelSpec(
-        source="product.cu", code=PRODUCT, entry=f"product<{spelled}>", args=(*args, Arg.scalar("steps", "int32"))
-    )
+    kernel = get_kernel(KernelSpec("product.cu", f"product<{spelled}>", code=PRODUCT), kernels.name)
     on_device = kernels.put((left, right, np.zeros((16, 8), np.float32)))
-    kernel = get_kernel(spec, kernels.name)
-    replace(kernels, cut_sums=True).run(kernel, (1,), (32,), (*on_device, steps))
+    args = dict(zip(("a", "b", "c"), on_device, strict=True))
+    replace(kernels, cut_sums=True).run(kernel, (1,), (32,), steps=steps, **args)
     assert_identical(kernels.get(on_device[2]), tensor_core_matmul(left, right.T))

@@ -13,13 +13,13 @@ from ddtree_cupy import (
     PagedKV,
     commit_kv,
     emulate,
+    workspace_bytes,
     write_kv,
 )
 from ddtree_cupy.errors import ArgumentError, DTypeError
 from ddtree_cupy.testing import GuardedArray, assert_identical, unchanged
 from ddtree_cupy.testing.strategies import ragged_batches, seeds
 from ddtree_cupy.tree_accept import reference
-from ddtree_cupy.tree_accept.api import commit_kv_workspace_bytes
 from tests.oracles import committed, gather, logical_row
 from tests.tree_accept.cases import ABSURD, line, random_paths, result_of, values
 
@@ -259,14 +259,14 @@ def test_emulated_commit_kv_is_identical_with_out_and_workspace():
     wanted = reference.commit_kv([other], PATHS)[0]
     layers = [kv, replace(kv, page_table=kv.page_table.copy())]
     with emulate.active():
-        size = commit_kv_workspace_bytes(layers, PATHS)
+        size = workspace_bytes(commit_kv, layers, PATHS)
         workspace = GuardedArray((size,), np.uint8)
         after = commit_kv(layers, PATHS, out=kv.context_lens, workspace=workspace.array, checked=False)
     assert size > 0
     assert workspace.num_touched() == 0
     assert_identical((kv.ckv, kv.kpe, kv.context_lens), (wanted.ckv, wanted.kpe, wanted.context_lens))
     assert all(each.context_lens is kv.context_lens for each in after)
-    assert commit_kv_workspace_bytes(layers, PATHS) == 0  # NumPy
+    assert workspace_bytes(commit_kv, layers, PATHS) == 0  # NumPy
 
 
 @pytest.mark.emulate

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tree_attention.cases import BFLOAT16, build, recipes, tree_case
 
 from ddtree_cupy import DraftTree, PagedKV, merge_states, tree_attention
-from ddtree_cupy.kernels.device import shared_limit
+from ddtree_cupy.kernels.device import device_of
 from ddtree_cupy.testing import assert_identical, lse_floor, out_floor
 from ddtree_cupy.testing.backends import Backend
 from ddtree_cupy.tree_attention.versions import VERSIONS, v3_mma
@@ -127,7 +127,7 @@ def test_v3_never_reads_what_hidden_nodes_hold(
     kernels, plan_with, config, head_dims, nodes, context, split_keys, scale
 ):
     """In every layout of its tiles, in a batch, and where sums are folded."""
-    if config.shared_bytes(sum(head_dims), 3) + 1024 > shared_limit(kernels.name):
+    if config.shared_bytes(sum(head_dims), 3) + 1024 > device_of(kernels.name).shared_limit:
         pytest.skip("needs more shared memory than a block has here")
     plan_with(config=config)
     heads = 3 if split_keys is None else 1

@@ -22,11 +22,11 @@ from ddtree_cupy import (
     Visibility,
     emulate,
     tree_attention,
-    tree_attention_workspace_bytes,
+    workspace_bytes,
 )
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
 from ddtree_cupy.testing import assert_identical
-from ddtree_cupy.tree_attention.call import Call
+from ddtree_cupy.tree_attention.call import sizes_of
 from ddtree_cupy.tree_attention.kernel import choose_version
 from ddtree_cupy.tree_attention.versions import VERSIONS
 
@@ -191,10 +191,10 @@ def test_tree_attention_never_writes_outside_its_results(kernels, variant, recip
 def test_versions_take_a_workspace_of_the_size_they_name(kernels, variant, split):
     case = tree_case(np.random.default_rng(4), [5, 7], [600, 30], heads=1, **sizes_for(variant, head_dims=(16, 16)))
     arguments = kernels.put(case.arguments)
-    size = kernels.run(tree_attention_workspace_bytes, *arguments, variant=variant, **split)
+    options = {"sm_scale": case.sm_scale, "variant": variant, **split}
+    size = kernels.run(workspace_bytes, tree_attention, *arguments, **options)
     assert size > 0
     poisoned = kernels.put(np.full(size, 0xFF, np.uint8))
-    options = {"sm_scale": case.sm_scale, "variant": variant, **split}
     found = kernels.get(kernels.run(tree_attention, *arguments, workspace=poisoned, **options))
     assert_state(case, *found, variant=variant)
     with pytest.raises(ArgumentError, match="`workspace` has"):
@@ -258,8 +258,8 @@ def test_auto_picks_the_last_version_that_fits():
         (BFLOAT16, (48, 16), "v2_split_kv"),
     ]:
         case = tree_case(np.random.default_rng(10), [3], [5], head_dims=head_dims, dtype=dtype)
-        call = Call(*case.arguments, 1.0, "all", None, "emulate")
-        assert choose_version("auto", call) is VERSIONS[wanted]
+        sizes = sizes_of(case.q_nope, case.q_pe, case.kv, "all", None, "emulate")
+        assert choose_version("auto", sizes) is VERSIONS[wanted]
 
 
 def test_v1_refuses_a_context_that_does_not_fit(kernels):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +11,10 @@ from tree_attention import cases
 from tree_attention.cases import BFLOAT16, build, recipes, tree_case
 
 from ddtree_cupy import PagedKV, emulate, tree_attention
-from ddtree_cupy.kernels.device import shared_limit
+from ddtree_cupy.kernels.device import EMULATED, device_of
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.backends import Backend
+from ddtree_cupy.tree_attention.call import Sizes
 from ddtree_cupy.tree_attention.versions import v3_mma
 
 DTYPES = [np.dtype(np.float16), BFLOAT16]
@@ -30,6 +30,11 @@ def kernels(kernels):
 
 def attend(backend, case, **options):
     return backend(tree_attention, *case.arguments, sm_scale=case.sm_scale, variant="v3_mma", **options)
+
+
+def sizes(head_dims, nodes, *, batch=1, heads=3, split_keys=None, **device):
+    """Return the sizes of a call over 2,048 keys, on another device."""
+    return Sizes("bfloat16", batch, nodes, heads, *head_dims, 2_048, split_keys, EMULATED._replace(**device))
 
 
 def with_scores(case, query, keys):
@@ -66,12 +71,12 @@ def test_v3_matches_oracle_for_more_than_100_rows(kernels, dtype, heads, nodes, 
     assert_state(case, *attend(kernels, case))
 
 
-@pytest.mark.parametrize("context", [31, 32, 33, 159, 160, 161, 16_384, 16_700, 40_000])
+@pytest.mark.parametrize("context", [31, 32, 33, 159, 160, 161, 16_384, 16_700, 33_500])
 @pytest.mark.parametrize("split", [{}, {"split_keys": 32_768}], ids=str)
 def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
     """Key tiles of 32, pieces of a fifth of the keys on the emulator, accumulators folded every 16,384 keys."""
-    sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}
-    case = tree_case(np.random.default_rng(context), [3, 1], [context, 0], **sizes)
+    options = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}
+    case = tree_case(np.random.default_rng(context), [3, 1], [context, 0], **options)
     assert_state(case, *attend(kernels, case, **split))
 
 
@@ -79,8 +84,8 @@ def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
 def test_v3_matches_oracle_however_the_line_is_cut(kernels, plan_with, blocks):
     """64 units of 6 row tiles: blocks end the row tile of another one, have whole ones between, begin the next."""
     plan_with(blocks=blocks)
-    sizes = {"heads": 8, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
-    case = tree_case(np.random.default_rng(blocks), [24, 1, 9], [320, 912, 0], **sizes)
+    options = {"heads": 8, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
+    case = tree_case(np.random.default_rng(blocks), [24, 1, 9], [320, 912, 0], **options)
     for seed in (0, 1):
         assert_state(case, *attend(replace(kernels, seed=seed), case))
 
@@ -92,21 +97,21 @@ def test_v3_matches_oracle_for_more_requests_than_lanes(kernels, plan_with, batc
     plan_with(blocks=blocks)
     counts = [(0, 1, 3)[number % 3] for number in range(batch)]
     contexts = [(0, 5, 700, 40)[number % 4] if number % 5 else 130 for number in range(batch)]
-    sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
-    case = tree_case(np.random.default_rng(batch), counts, contexts, **sizes)
+    options = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
+    case = tree_case(np.random.default_rng(batch), counts, contexts, **options)
     assert_state(case, *attend(kernels, case))
 
 
 @pytest.mark.parametrize(
     ("context", "split"),
     [(context, split) for context in (16_352, 16_353, 16_384, 16_385) for split in (16_384, 16_416, 32_768)]
-    + [(70_000, 32_768)],  # a second slice folds, too
+    + [(50_000, 32_768)],  # a second slice folds, too
 )
 def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
     """The room for folded sums depends on the keys a block may meet: the context, the nodes, the slice."""
-    sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}
+    options = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 64}
     nodes = 40 if context < 20_000 else 3
-    case = tree_case(np.random.default_rng(context), [nodes, 2], [context, 5], **sizes)
+    case = tree_case(np.random.default_rng(context), [nodes, 2], [context, 5], **options)
     kv = replace(case.kv, max_context=context)
     assert_state(case, *attend(kernels, case.with_values(kv=kv), split_keys=split))
 
@@ -116,8 +121,8 @@ def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
 def test_v3_roles_never_overtake_each_other(kernels, plan_with, config, tiles):
     """Whoever is slow. The emulator reports who arrives at a barrier twice, and what is read too early is NaN."""
     plan_with(config=config)
-    sizes = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
-    case = tree_case(np.random.default_rng(tiles), [5], [5 * tiles * config.keys - 5], **sizes)
+    options = {"heads": 1, "head_dims": (64, 16), "dtype": BFLOAT16, "page_size": 16}
+    case = tree_case(np.random.default_rng(tiles), [5], [5 * tiles * config.keys - 5], **options)
     for seed in range(20):
         assert_state(case, *attend(replace(kernels, seed=seed), case))
 
@@ -144,14 +149,13 @@ def test_v3_takes_caches_that_are_not_aligned(kernels):
 @pytest.mark.parametrize("head_dims", [(64, 16), (512, 64)])
 def test_v3_matches_oracle_in_every_configuration(kernels, plan_with, limit, config, head_dims):
     """The tiles of sm_90, sm_80 and sm_86, in the shared memory of those."""
-    if limit * 1024 > shared_limit(kernels.name):
+    if limit * 1024 > device_of(kernels.name).shared_limit:
         pytest.skip(f"needs {limit} KiB of shared memory a block")
     plan_with(config=config)
     for seed, counts, contexts in ((0, [5, 9], [70, 3]), (3, [33], [150]), (4, [1], [700])):
         options = {"heads": 3, "head_dims": head_dims, "dtype": BFLOAT16, "page_size": 16}
         case = tree_case(np.random.default_rng(seed), counts, contexts, **options)
-        words = case.tree.visibility_bits.shape[-1]
-        assert config in v3_mma.fitting_configs("", limit * 1024, sum(head_dims), words)
+        assert config in v3_mma.fitting_configs(sizes(head_dims, max(counts), shared_limit=limit * 1024))
         assert_state(case, *attend(replace(kernels, seed=seed), case))
 
 
@@ -168,7 +172,7 @@ def test_v3_matches_oracle_in_every_configuration(kernels, plan_with, limit, con
 )
 def test_v3_prefers_the_configuration_of_the_architecture(arch, limit, wanted):
     """Where none was made for the device, it takes the first that its shared memory holds."""
-    found = v3_mma.fitting_configs(arch, limit * 1024, 576, 3)
+    found = v3_mma.fitting_configs(sizes((512, 64), 66, arch=arch, shared_limit=limit * 1024))
     assert found == tuple(v3_mma.CONFIGS[number] for number in wanted)
 
 
@@ -246,7 +250,7 @@ def test_v3_takes_slices_longer_than_any_context(kernels, split):
     assert_identical(attend(kernels, case, split_keys=split), attend(kernels, case, split_keys=128))
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 31, 32, 33, 48, 49, 64, 65, 1_251])
+@pytest.mark.parametrize("pieces", [1, 2, 31, 32, 33, 48, 49, 64, 65, 451])
 @pytest.mark.parametrize("in_flight", v3_mma.IN_FLIGHT)
 def test_v3_merges_any_number_of_pieces(kernels, plan_with, pieces, in_flight):
     """The last pieces, past 32 too, hold the largest scores, and weigh most."""
@@ -266,7 +270,7 @@ def test_v3_merge_has_more_loads_in_flight_where_pieces_are_many():
         (1, 9, 64, 256, 4),  # 2,048 keys are 8 slices
         (1, 9, 64, 224, 16),  # and 10
     ):
-        call = SimpleNamespace(q_nope=np.empty((batch, nodes, heads, 64)), split_keys=split, most_keys=2_048)
+        call = sizes((64, 16), nodes, batch=batch, heads=heads, split_keys=split)
         assert v3_mma.loads_in_flight(call, 72) == wanted
 
 
@@ -286,8 +290,8 @@ def test_v3_merges_the_same_with_few_and_many_loads_in_flight(kernels, plan_with
 def test_v3_addresses_pools_beyond_32_bits():
     num_pages, page_size = 70_000, 64
     pool = emulate.sparse_array((num_pages, page_size, 576), BFLOAT16)
-    sizes = {"head_dims": (512, 64), "heads": 1, "page_size": page_size, "dtype": BFLOAT16}
-    case = tree_case(np.random.default_rng(12), [3], [100], **sizes)
+    options = {"head_dims": (512, 64), "heads": 1, "page_size": page_size, "dtype": BFLOAT16}
+    case = tree_case(np.random.default_rng(12), [3], [100], **options)
     pages = np.array([[num_pages - 1, num_pages - 2]], np.int32)
     for number, page in enumerate(pages[0]):
         pool[page, :, :512] = case.kv.ckv[case.kv.page_table[0, number]]

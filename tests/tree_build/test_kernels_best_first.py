@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree_cupy import Candidates, best_first_tree, build_tree, emulate, top_candidates
+from ddtree_cupy import Candidates, best_first_tree, build_tree, emulate, top_candidates, workspace_bytes
 from ddtree_cupy.containers.topology import derive_topology
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import draft_logits, draft_trees
 from ddtree_cupy.tree_build import kernel
-from ddtree_cupy.tree_build.api import best_first_tree_workspace_bytes, build_tree_workspace_bytes
 from tests.tree_build.cases import (
     batch_of,
     garbage_like,
@@ -77,7 +76,7 @@ def test_best_first_tree_matches_reference_at_node_counts(kernels, count, tied):
 
 def test_best_first_tree_matches_reference_beyond_shared_memory(kernels):
     candidates = table(8, 300, 5)
-    assert best_first_tree_workspace_bytes(candidates, capacity=2500) == 0  # NumPy needs none
+    assert workspace_bytes(best_first_tree, candidates, budget=2500, root_token_ids=0) == 0  # NumPy needs none
     check(kernels, candidates, budget=2500, root_token_ids=0)
 
 
@@ -103,7 +102,7 @@ def test_best_first_tree_matches_reference_on_deep_drafts(kernels, draft_len):
 
 
 def topology(backend, parents, num_nodes):
-    return backend(lambda *arrays: tuple(kernel.topology(*arrays, backend=backend.name)), parents, num_nodes)
+    return backend(lambda *arrays: tuple(kernel.topology(*arrays, backend=backend.name).values()), parents, num_nodes)
 
 
 @given(tree=draft_trees(batched=True, max_nodes=70), seed=schedules)
@@ -130,7 +129,7 @@ def test_best_first_tree_keeps_the_state_of_each_request_apart():
     arguments = {"budget": 2_100, "root_token_ids": 1, "capacity": 2_100}
 
     def state_of(candidates):
-        workspace = np.full(best_first_tree_workspace_bytes(candidates, capacity=2_100), 0xFF, np.uint8)
+        workspace = np.full(workspace_bytes(best_first_tree, candidates, **arguments), 0xFF, np.uint8)
         assert_identical(best_first_tree(candidates, **arguments, workspace=workspace), expected[id(candidates)])
         return workspace
 
@@ -187,7 +186,7 @@ def test_emulated_build_tree_is_identical_with_out_and_workspace(dtype):
     with emulate.active():
         wanted = build_tree(logits, budget=20, root_token_ids=1)
         out, _ = garbage_like(wanted)
-        workspace = np.full(build_tree_workspace_bytes(logits, capacity=20), 0xFF, np.uint8)
+        workspace = np.full(workspace_bytes(build_tree, logits, budget=20, root_token_ids=1), 0xFF, np.uint8)
         assert build_tree(logits, budget=20, root_token_ids=1, out=out, workspace=workspace) is out
         assert_identical(out, wanted)
         one = build_tree(logits[1], budget=20, root_token_ids=1)

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddtree_cupy import Candidates, emulate, top_candidates
+from ddtree_cupy import Candidates, emulate, top_candidates, workspace_bytes
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 from ddtree_cupy.testing import GuardedArray, assert_close, assert_identical, lse_floor
 from ddtree_cupy.testing.strategies import draft_logits, seeds
 from ddtree_cupy.tree_build import reference
-from ddtree_cupy.tree_build.api import top_candidates_workspace_bytes
 from tests.oracles import log_sum_exp, ranked_row
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -226,7 +225,7 @@ def test_emulated_top_candidates_never_writes_outside_its_results(logits, k, see
     row = (batch, draft_len, min(k, vocab))
     guards = [GuardedArray(row, np.int32), GuardedArray(row, np.float32), GuardedArray(row[:2], np.float32)]
     with emulate.active(seed=seed):
-        workspace = GuardedArray((top_candidates_workspace_bytes(logits, k),), np.uint8)
+        workspace = GuardedArray((workspace_bytes(top_candidates, logits, k),), np.uint8)
         given_out = Candidates(*(guard.array for guard in guards))
         out = top_candidates(logits, k, out=given_out, workspace=workspace.array, checked=False)
         assert out is given_out

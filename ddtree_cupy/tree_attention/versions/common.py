@@ -1,15 +1,16 @@
 """What every kernel version has, traits and a plan, and the limits that versions of any head size share."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from ddtree_cupy.kernels import KernelSpec, get_kernel
-from ddtree_cupy.kernels.device import shared_limit
-from ddtree_cupy.kernels.workspace import Workspace
-from ddtree_cupy.tree_attention.call import Call
+import numpy as np
+
+from ddtree_cupy.kernels import Plan
+from ddtree_cupy.kernels.launch import numpy_dtype
+from ddtree_cupy.kernels.workspace import Sizes as ArraySizes
+from ddtree_cupy.tree_attention.call import Sizes
 
 Array = Any
-Sizes = dict[str, tuple[tuple[int, ...], Any]]
 
 MOST_GRID = 65_535  # blocks along the second and third axis of a CUDA grid
 MOST_WIDTH = 1024  # of C and of R: a float32 sum runs over at most this many terms
@@ -44,50 +45,30 @@ class Traits:
     tensor_cores: bool = False
 
 
-class Step(NamedTuple):
-    """One kernel of a plan and its launch sizes."""
-
-    spec: KernelSpec
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    shared_bytes: int = 0
-
-    def launch(self, call: Call, args: tuple[Any, ...], checked: bool) -> None:
-        """Launch the kernel on these arguments."""
-        kernel = get_kernel(self.spec, call.backend)
-        kernel(self.grid, self.block, args, shared_mem=self.shared_bytes, checked=checked)
-
-
-class Plan(NamedTuple):
-    """How a version runs one call: its kernels, its scratch arrays, and the numbers it derived for their arguments."""
-
-    steps: tuple[Step, ...]
-    scratch: Sizes
-    numbers: tuple[int, ...] = ()
-
-
 class Version(Protocol):
     """A module of this package."""
 
     TRAITS: Traits
 
-    def refusal(self, call: Call) -> str:
-        """Return why the version cannot take a call, "" when it can; shapes and host integers alone decide."""
+    def refusal(self, sizes: Sizes) -> str:
+        """Return why the version cannot take a call of these sizes, "" when it can."""
 
-    def plan(self, call: Call) -> Plan:
-        """Return how the version runs a call that it does not refuse."""
-
-    def launch(self, plan: Plan, call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool) -> None:
-        """Launch the kernels of a plan."""
+    def plan(self, sizes: Sizes) -> Plan:
+        """Return how the version runs calls that it does not refuse."""
 
 
-def size_refusal(call: Call) -> str:
-    """Return why a version of any head size cannot take the sizes of a call, "" when it can."""
-    batch, capacity = call.q_nope.shape[:2]
-    if max(batch, capacity) > MOST_GRID:
-        return f"takes at most {MOST_GRID} requests of {MOST_GRID} nodes, got {batch} of {capacity}"
-    head_dim_ckv, head_dim_kpe = call.head_sizes
-    if head_dim_ckv > 0 and all(size % 16 == 0 and size <= MOST_WIDTH for size in call.head_sizes):
+def results(sizes: Sizes) -> ArraySizes:
+    """Return the arrays that every version writes."""
+    shape = sizes.batch, sizes.capacity, sizes.num_heads
+    return {"out": ((*shape, sizes.head_dim_ckv), numpy_dtype(sizes.dtype)), "lse": (shape, np.float32)}
+
+
+def size_refusal(sizes: Sizes) -> str:
+    """Return why a version of any head size cannot take these sizes, "" when it can."""
+    if max(sizes.batch, sizes.capacity) > MOST_GRID:
+        return f"takes at most {MOST_GRID} requests of {MOST_GRID} nodes, got {sizes.batch} of {sizes.capacity}"
+    head_dim_ckv, head_dim_kpe = sizes.head_sizes
+    if head_dim_ckv > 0 and all(size % 16 == 0 and size <= MOST_WIDTH for size in sizes.head_sizes):
         return ""
     return (
         f"takes head sizes C in 16..{MOST_WIDTH} and R in 0..{MOST_WIDTH}, both multiples of 16, "
@@ -95,7 +76,7 @@ def size_refusal(call: Call) -> str:
     )
 
 
-def shared_refusal(needed: int, what: str, backend: str) -> str:
+def shared_refusal(needed: int, what: str, sizes: Sizes) -> str:
     """Return why `needed` bytes of dynamic shared memory are too many, "" when the device has them."""
-    limit = shared_limit(backend) - STATIC_SHARED_BYTES
+    limit = sizes.device.shared_limit - STATIC_SHARED_BYTES
     return f"{what} {needed} bytes of shared memory, this device has {limit}" if needed > limit else ""

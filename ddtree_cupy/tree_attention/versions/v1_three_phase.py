@@ -1,17 +1,14 @@
 """v1_three_phase: one block per row, three plain phases."""
 
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
-from ddtree_cupy.kernels import CTYPES, Arg, KernelSpec, ints, register
-from ddtree_cupy.kernels.workspace import Workspace
-from ddtree_cupy.tree_attention.call import CACHE_STRIDES, KEYS, QUERY_STRIDES, Call, attention_inputs, results
-from ddtree_cupy.tree_attention.versions.common import Plan, Step, Traits, shared_refusal, size_refusal
+from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, register
+from ddtree_cupy.tree_attention.call import Sizes
+from ddtree_cupy.tree_attention.versions.common import Traits, results, shared_refusal, size_refusal
 
-Array = Any
-
+SOURCE = "tree_attention/v1_three_phase.cu"
 TRAITS = Traits(dtypes=tuple(CTYPES), any_length=False)
-THREADS = 128
 
 
 def shared_bytes(width: int, most_keys: int) -> int:
@@ -23,43 +20,33 @@ def shared_bytes(width: int, most_keys: int) -> int:
 def attend_spec(dtype: str) -> KernelSpec:
     """Spec of tree_attention_v1 for one dtype; any C and R."""
     return KernelSpec(
-        source="tree_attention/v1_three_phase.cu",
-        entry=f"tree_attention_v1<{CTYPES[dtype]}>",
-        args=(
-            *attention_inputs(dtype),
-            *results(dtype),
-            *ints("N", "H", "C", "R", "num_pages", "page_size", "max_pages", "max_context"),
-            *QUERY_STRIDES,
-            *CACHE_STRIDES,
-            Arg.scalar("sm_scale", "float32"),
-            Arg.scalar("keys", "int32"),
-        ),
-        max_threads=THREADS,
+        SOURCE,
+        f"tree_attention_v1<{CTYPES[dtype]}>",
+        strided="q_nope q_pe ckv kpe",
+        max_threads=constants(SOURCE)["THREADS"],
         max_registers=64,
         shared_bytes=shared_bytes,
     )
 
 
-for _dtype in TRAITS.dtypes:
-    register(attend_spec(_dtype))
+@register
+def specs() -> Iterator[KernelSpec]:
+    """Every kernel of v1."""
+    return map(attend_spec, TRAITS.dtypes)
 
 
-def refusal(call: Call) -> str:
-    """Return why v1 cannot take a call, "" when it can; shapes and host integers alone decide."""
-    needed = shared_bytes(sum(call.head_sizes), call.most_keys)
-    return size_refusal(call) or shared_refusal(needed, f"keeps {call.most_keys} scores in", call.backend)
+def refusal(sizes: Sizes) -> str:
+    """Return why v1 cannot take a call of these sizes, "" when it can."""
+    needed = shared_bytes(sizes.width, sizes.most_keys)
+    return size_refusal(sizes) or shared_refusal(needed, f"keeps {sizes.most_keys} scores in", sizes)
 
 
-def plan(call: Call) -> Plan:
+def plan(sizes: Sizes) -> Plan:
     """Return the kernel and its grid."""
-    batch, capacity, num_heads, _ = call.q_nope.shape
-    needed = shared_bytes(sum(call.head_sizes), call.most_keys)
-    return Plan((Step(attend_spec(call.dtype), (num_heads, capacity, batch), (THREADS,), needed),), scratch={})
-
-
-def launch(plan: Plan, call: Call, out: tuple[Array, Array], scratch: Workspace, checked: bool) -> None:
-    """Launch the kernel."""
-    (attend,) = plan.steps
-    _, capacity, num_heads, _ = call.q_nope.shape
-    sizes = (capacity, num_heads, *call.head_sizes, *call.page_sizes)
-    attend.launch(call, (*call.inputs, *out, *sizes, *call.strides, call.sm_scale, KEYS[call.keys]), checked)
+    spec = attend_spec(sizes.dtype)
+    grid = sizes.num_heads, sizes.capacity, sizes.batch
+    return Plan(
+        (Step(spec, grid, (spec.max_threads,), shared_bytes(sizes.width, sizes.most_keys)),),
+        results(sizes),
+        args={"C": sizes.head_dim_ckv, "R": sizes.head_dim_kpe},
+    )

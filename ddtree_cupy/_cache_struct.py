@@ -1,0 +1,107 @@
+"""A `PagedKV` as kernels take it by value: `struct Cache` of `cuda_src/common/inputs.cuh`."""
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from ddtree_cupy._overlap import Place, address_of
+from ddtree_cupy.containers import PagedKV
+from ddtree_cupy.kernels import layout_of
+
+Array = Any
+
+
+class CacheFacts:
+    """What kernels need to know of a cache besides its lengths; read once, as a frozen cache keeps its arrays.
+
+    Attributes
+    ----------
+    places : tuple of Place
+        Of `ckv`, `kpe` and `page_table`.
+    dtype : str
+    widths : tuple of int
+        C and R.
+    bounds : tuple of (int, int)
+        The first byte of each of them, and the one after the last.
+    is_aligned : bool
+        Whether every row of both pools starts at a multiple of 16 bytes.
+    checked : set of str
+        Which checks the cache has passed; see the preparations that ask.
+    """
+
+    __slots__ = ("_bytes", "_last", "bounds", "checked", "dtype", "is_aligned", "places", "widths")
+
+    def __init__(self, kv: PagedKV) -> None:
+        ckv, kpe, itemsize = kv.ckv, kv.kpe, kv.ckv.dtype.itemsize
+        layout = layout_of("common/inputs.cuh", "Cache<int>")
+        num_pages, page_size, _ = ckv.shape
+        packed = layout.pack(
+            ckv=ckv,
+            kpe=kpe,
+            page_table=kv.page_table,
+            context_lens=None,
+            ckv_page_stride=ckv.strides[0] // itemsize,
+            ckv_slot_stride=ckv.strides[1] // itemsize,
+            kpe_page_stride=kpe.strides[0] // itemsize,
+            kpe_slot_stride=kpe.strides[1] // itemsize,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_pages=kv.page_table.shape[-1],
+            max_context=kv.max_context,
+        )
+        self._bytes = packed.tobytes()
+        self._last: tuple[int, Array] = (-1, None)
+        self.places = tuple(Place.of(array) for array in (ckv, kpe, kv.page_table))
+        self.bounds = tuple(place.bounds for place in self.places)
+        self.dtype, self.widths = str(ckv.dtype.name), (int(ckv.shape[-1]), int(kpe.shape[-1]))
+        self.is_aligned = all(starts_at_multiples(pool, pool.strides[:2]) for pool in (ckv, kpe))
+        self.checked: set[str] = set()
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # addresses mean nothing to a copy: it reads its own
+
+    def packed(self, address: int) -> Array:
+        """Return the bytes of the struct with the lengths at an address."""
+        if address != self._last[0]:
+            changed = bytearray(self._bytes)
+            struct.pack_into("Q", changed, _LENS_OFFSET, address)
+            self._last = address, np.frombuffer(bytes(changed), f"V{len(changed)}")
+        return self._last[1]
+
+
+_LENS_OFFSET = 24  # of context_lens, the fourth pointer
+
+
+def facts_of(kv: PagedKV) -> CacheFacts:
+    """Return the facts of a cache, kept on it."""
+    facts: CacheFacts | None = vars(kv).get("_facts")
+    if facts is None:
+        facts = vars(kv)["_facts"] = CacheFacts(kv)
+    return facts
+
+
+def has_passed(kv: PagedKV, mark: str) -> bool:
+    """Whether the cache has passed the checks that a preparation marks so."""
+    facts = vars(kv).get("_facts")
+    return facts is not None and mark in facts.checked
+
+
+def packed_cache(kv: PagedKV) -> Array:
+    """Return the struct of a cache."""
+    return facts_of(kv).packed(address_of(kv.context_lens))
+
+
+def with_lens(kv: PagedKV, context_lens: Array) -> PagedKV:
+    """Return the cache with other lengths; its facts go along."""
+    changed = object.__new__(PagedKV)  # not `replace`, whose checks have passed
+    vars(changed).update(vars(kv), context_lens=context_lens)
+    return changed
+
+
+def starts_at_multiples(array: Array, strides: tuple[int, ...], multiple: int = 16) -> bool:
+    """Whether an array, and every step along the axes of these strides, starts at a multiple of so many bytes."""
+    places = address_of(array)
+    for stride in strides:
+        places |= stride
+    return places % multiple == 0  # of powers of two

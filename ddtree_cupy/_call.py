@@ -1,0 +1,286 @@
+"""The one frame of the public functions: check, batch, choose the backend, run, deliver.
+
+A public function hands its arguments to a *preparation*, which fills in a `Call`: it checks the arguments, and leaves
+either the reference to run, or a plan of kernels and their inputs. The frame does what is common to all of them.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ddtree_cupy import emulate
+from ddtree_cupy._check import Checker, deliver_arrays, dtype_name
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
+from ddtree_cupy.kernels.plan import Plan
+from ddtree_cupy.kernels.workspace import empty, require_given
+
+Array = Any
+Function = TypeVar("Function", bound=Callable[..., Any])
+_PREPARATIONS: dict[Callable[..., Any], Callable[..., None]] = {}
+_OF_THE_FRAME = ("out", "workspace", "checked")  # arguments that preparations do not see
+
+
+def backend_of(check: Checker, **arrays: Array) -> str:
+    """Return "numpy" (the reference), "emulate" (NumPy arrays inside `emulate.active()`) or "cupy"."""
+    library = check.backend(**arrays)
+    return "emulate" if library == "numpy" and emulate.is_active() else library
+
+
+class Form:
+    """How a function hands over its results: one array, a tuple of named ones, or a container of them.
+
+    Parameters
+    ----------
+    *names : str
+        Default: one array.
+    kind : type, optional
+        The container whose fields they are.
+    """
+
+    def __init__(self, *names: str, kind: Any = None) -> None:
+        self.names = tuple(field.name for field in fields(kind)) if kind else names
+        self.kind = kind
+
+    def wrap(self, arrays: Sequence[Array]) -> Any:
+        """Return what the caller gets."""
+        if self.kind is not None:
+            return self.kind(*arrays)
+        return tuple(arrays) if self.names else arrays[0]
+
+    def arrays_of(self, function: str, out: Any) -> dict[str, Array]:
+        """Return the arrays of `out` by their names in messages."""
+        if self.kind is not None:
+            if not isinstance(out, self.kind):
+                raise DTypeError(f"{function}: `out` is {type(out).__name__}, expected {self.kind.__name__}")
+            return {f"out.{name}": getattr(out, name) for name in self.names}
+        if not self.names:
+            return {"out": out}
+        if not isinstance(out, tuple | list) or len(out) != len(self.names):
+            raise ShapeError(
+                f"{function}: `out` is {type(out).__name__}, expected a tuple of {len(self.names)} arrays: "
+                f"{', '.join(self.names)}"
+            )
+        return {f"out.{name}": array for name, array in zip(self.names, out, strict=True)}
+
+    def parts(self, result: Any) -> Sequence[Array]:
+        """Return the arrays of a result, in the order of `wrap`."""
+        if self.kind is not None:
+            return [getattr(result, name) for name in self.names]
+        return result if self.names else [result]
+
+    def returned(self, out: Any, arrays: Sequence[Array]) -> Any:
+        """Return what the caller gets when kernels have written `arrays`, which are those of `out` if that is given."""
+        if out is not None or not arrays:
+            return out
+        return self.wrap(arrays)
+
+
+class Call:
+    """One call of a public function.
+
+    Attributes
+    ----------
+    check : Checker
+    backend : "numpy" (the reference), "emulate" or "cupy"
+    is_batched : bool
+        Whether the caller's arrays have a request axis; see `batch`.
+    checks : bool
+        Whether the preparation checks metadata: always for the reference.
+    form : Form
+    reference : callable, optional
+        Returns the result, batched; set for "numpy".
+    plan : Plan, optional
+        Set for the other backends, with `inputs`: the arguments of its kernels by name, batched.
+    read, written : mapping of str to Any
+        Arrays and containers that kernels read, and those that they write beside `out`; names are for messages.
+    in_place : collection of pairs of names
+        An array of `out` that may be one of the arrays read.
+    """
+
+    def __init__(self, function: str, checked: bool = True, out: Any = None) -> None:
+        self.check = Checker(function)
+        self.out = out
+        self._checked = checked
+        self.backend, self.checks, self.is_batched = "numpy", True, True
+        self.form = Form()
+        self._first: tuple[str, Array] = ("", None)
+        self.reference: Callable[[], Any] | None = None
+        self.plan: Plan | None = None
+        self.inputs: Mapping[str, Any] = {}
+        self.read: Mapping[str, Any] = {}
+        self.written: Mapping[str, Any] = {}
+        self.in_place: Collection[tuple[str, str]] = ()
+
+    def choose_backend(self, **arrays: Array) -> bool:
+        """Set the backend from the library of the arrays (None skipped); return whether kernels run."""
+        if not self._checked:
+            arrays = dict([next(iter(arrays.items()))])
+        self._first = next((name, array) for name, array in arrays.items() if array is not None)
+        self.backend = backend_of(self.check, **arrays)
+        self.checks = self._checked or self.backend == "numpy"
+        return self.backend != "numpy"
+
+    def require_library(self, name: str, array: Array) -> None:
+        """Raise unless another array is of the library, and on the device, of those that chose the backend."""
+        self.check.backend(**dict([self._first, (name, array)]))
+
+    @property
+    def device(self) -> int:
+        """The number of the GPU; -1 on the host."""
+        return int(self._first[1].data.device_id) if self.backend == "cupy" else -1
+
+    def axes(self, *names: str) -> tuple[str, ...]:
+        """Return axis names, the request axis first where the call has one."""
+        return ("batch", *names) if self.is_batched else names
+
+    def batch(self, *values: Any) -> Any:
+        """Return arrays and containers with a request axis; None and numbers as they are."""
+        if not self.is_batched:
+            values = tuple(_with_batch(value) for value in values)
+        return values if len(values) > 1 else values[0]
+
+    def finish(self, workspace: Array | None = None) -> Any:
+        """Run the call and deliver its results, into `out` where it is given."""
+        if self.plan is None:
+            assert self.reference is not None, "a preparation leaves a reference or a plan"
+            result = self.reference()
+            return self.deliver(result if self.is_batched else _without_batch(result), self.out)
+        results, values = self._arrays(workspace)
+        self.plan.run(self.backend, values)
+        return self._returned(results)
+
+    def bind(self, workspace: Array | None = None) -> "tuple[Any, list[Callable[[], None]]]":
+        """Return the results of a call of kernels, and its launches with all arguments in place."""
+        if self.plan is None:
+            raise ArgumentError(f"bind: {self.check.function} on NumPy arrays runs no kernel; call it as it is")
+        results, values = self._arrays(workspace)
+        return self._returned(results), self.plan.launches(self.backend, values)
+
+    def _arrays(self, workspace: Array | None) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return the results, and with inputs and scratch all that kernels take, by their names there."""
+        assert self.plan is not None
+        given = None if self.out is None else self.form.arrays_of(self.check.function, self.out)
+        results = self._results(given)
+        if self._checked:
+            written = {**(given or {}), "workspace": workspace, **self.written}
+            self.check.separate(written, self.read, self.in_place)
+        scratch = self.plan.space.cut(self.check.function, self.backend, workspace, checked=self._checked)
+        return results, {**self.inputs, **results, **scratch}
+
+    def _results(self, given: Mapping[str, Array] | None) -> dict[str, Array]:
+        """Return the arrays to write by their names in kernels, with a request axis."""
+        assert self.plan is not None
+        function, wanted = self.check.function, self.plan.results
+        if given is None:
+            if wanted:
+                require_given(function, self.backend, out=None)
+            return {name: empty(self.backend, shape, dtype) for name, (shape, dtype) in wanted.items()}
+        if self._checked:
+            for (label, array), (_, dtype) in zip(given.items(), wanted.values(), strict=True):
+                if array is None:
+                    raise DTypeError(f"{function}: `{label}` is None, expected a {np.dtype(dtype).name} array")
+            self.check.backend(**dict([self._first]), **given)
+            for (label, array), (shape, dtype) in zip(given.items(), wanted.values(), strict=True):
+                expected = shape if self.is_batched else shape[1:]
+                dtypes = (dtype_name(np.dtype(dtype)),)
+                self.check.array(label, array, expected, dtypes, contiguous=True, writable=True)
+        arrays = given.values() if self.is_batched else (array[None] for array in given.values())
+        return dict(zip(wanted, arrays, strict=True))
+
+    def _returned(self, results: Mapping[str, Array]) -> Any:
+        arrays = list(results.values()) if self.is_batched else [array[0, ...] for array in results.values()]
+        return self.form.returned(self.out, arrays)
+
+    def deliver(self, result: Any, out: Any) -> Any:
+        """Return the reference's result, or copy it into `out` (all arrays checked first) and return `out`."""
+        if out is None:
+            return result
+        function = self.check.function
+        targets = self.form.arrays_of(function, out)
+        for label, target in targets.items():
+            self.require_library(label, target)
+        named = dict(zip(targets, self.form.parts(result), strict=True))
+        deliver_arrays(function, named, list(targets.values()))
+        return self.form.returned(out, list(targets.values()))
+
+
+def _with_batch(value: Any) -> Any:
+    if hasattr(value, "with_batch"):
+        return value.with_batch()
+    return value[None] if hasattr(value, "shape") else value
+
+
+def _without_batch(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_without_batch(item) for item in value)
+    if hasattr(value, "without_batch"):
+        return value.without_batch()
+    return value[0, ...] if isinstance(value, np.ndarray) else value
+
+
+def prepared_by(prepare: Callable[..., None]) -> Callable[[Function], Function]:
+    """Name the preparation of a public function: `prepare(call, *args, **options)`, without `out` and the like."""
+
+    def register(function: Function) -> Function:
+        _PREPARATIONS[function] = prepare
+        return function
+
+    return register
+
+
+def run(
+    function: Callable[..., Any],
+    *args: Any,
+    out: Any = None,
+    workspace: Array | None = None,
+    checked: bool = True,
+    **options: Any,
+) -> Any:
+    """Prepare and finish one call of a public function."""
+    call = Call(function.__name__, checked, out)
+    _PREPARATIONS[function](call, *args, **options)
+    return call.finish(workspace)
+
+
+def workspace_bytes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
+    """Return the bytes of `workspace` that a call of a public function needs; 0 on NumPy.
+
+    Parameters
+    ----------
+    function : callable
+        One of this library's, such as `tree_attention`.
+    *args, **kwargs
+        Its arguments; of the arrays only library, shapes, dtypes and strides matter, for `commit_kv` addresses too.
+
+    Returns
+    -------
+    int
+        Pass a uint8 array of at least this size; needed while a CUDA graph is captured.
+
+    Raises
+    ------
+    ArgumentError
+        `function` is not one that runs kernels. Bad arguments raise what the function itself raises.
+
+    Examples
+    --------
+    >>> from ddtree_cupy import top_candidates
+    >>> workspace_bytes(top_candidates, np.zeros((15, 1000), np.float32), 64)
+    0
+    """
+    call = prepared("workspace_bytes", function, args, kwargs)
+    return 0 if call.plan is None else call.plan.space.nbytes
+
+
+def prepared(caller: str, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """Return a call that has gone through its preparation; ArgumentError for a function that has none."""
+    prepare = _PREPARATIONS.get(inspect.unwrap(function)) if callable(function) else None
+    if prepare is None:
+        known = ", ".join(known.__name__ for known in _PREPARATIONS)
+        raise ArgumentError(f"{caller}: `function` is {function!r}, expected one of {known}")
+    call = Call(function.__name__, kwargs.get("checked", True), kwargs.get("out"))
+    prepare(call, *args, **{name: value for name, value in kwargs.items() if name not in _OF_THE_FRAME})
+    return call

@@ -1,0 +1,107 @@
+"""A plan: which kernels a call launches, with what sizes, and the arrays it needs for that."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+from ddtree_cupy.kernels.registry import current_key, get_kernel
+from ddtree_cupy.kernels.spec import KernelSpec
+from ddtree_cupy.kernels.workspace import Scratch, Sizes, empty, require_given
+
+
+class Step(NamedTuple):
+    """One launch of a plan.
+
+    `args` holds what this launch alone takes; `names` says which array of the plan a parameter means, where that has
+    another name.
+    """
+
+    spec: KernelSpec
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int = 0
+    args: Mapping[str, Any] | None = None
+    names: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call launches, by its sizes alone: the same plan serves all calls of equal sizes.
+
+    Kernels take their arguments by name: from `args`, the call's own inputs, `results` and `scratch`.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+    results, scratch : mapping of name to (shape, dtype)
+    args : mapping
+        Numbers.
+    """
+
+    steps: tuple[Step, ...]
+    results: Sizes = field(default_factory=dict)
+    scratch: Sizes = field(default_factory=dict)
+    args: Mapping[str, Any] = field(default_factory=dict)
+    _kept: dict[Any, list["_Launch"]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def space(self) -> Scratch:
+        """The scratch of the plan in one buffer."""
+        return Scratch(self.scratch)
+
+    def launches(self, backend: str, values: Mapping[str, Any]) -> list[Callable[[], None]]:
+        """Return one function for each launch, all arguments in place."""
+        return [partial(launch.start, *launch.sizes(values)) for launch in self._prepared(backend)]
+
+    def run(self, backend: str, values: Mapping[str, Any]) -> None:
+        """Launch everything; `values` holds inputs, results and scratch, which the caller has checked."""
+        for launch in self._prepared(backend):
+            launch.start(*launch.sizes(values))
+
+    def allocate_and_run(self, function: str, backend: str, **inputs: Any) -> dict[str, Any]:
+        """Run with fresh arrays; return the results by name."""
+        if self.results:
+            require_given(function, backend, out=None)
+        results = {name: empty(backend, shape, dtype) for name, (shape, dtype) in self.results.items()}
+        self.run(backend, {**inputs, **results, **self.space.cut(function, backend, None)})
+        return results
+
+    def _prepared(self, backend: str) -> list["_Launch"]:
+        key = current_key(backend)
+        if key not in self._kept:
+            self._kept[key] = [_Launch(step, self.args, backend) for step in self.steps if 0 not in step.grid]
+        return self._kept[key]
+
+
+class _Launch:
+    """A step with its kernel, numbers converted once; what calls bring is put in by name."""
+
+    def __init__(self, step: Step, args: Mapping[str, Any], backend: str) -> None:
+        kernel = get_kernel(step.spec, backend)
+        self.start = kernel.compiled.launch
+        self._step, self._structs = step, kernel.structs
+        constants, names = {**args, **(step.args or {})}, step.names or {}
+        self._template: list[Any] = [None] * len(kernel.converters)
+        self._open: list[tuple[int, str, Callable[[Any], Any] | None]] = []
+        for place, (name, convert) in enumerate(kernel.converters):
+            if name in constants:
+                value = constants[name]
+                self._template[place] = value if convert is None else convert(value)
+            else:
+                self._open.append((place, names.get(name, name), convert))
+        self._constants = constants
+
+    def sizes(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return grid, block, arguments and dynamic shared memory of one launch."""
+        args = self._template.copy()
+        for place, name, convert in self._open:
+            if name in values:
+                value = values[name]
+                args[place] = value if convert is None else convert(value)
+            else:  # a struct, of which the call brings the members
+                layout = self._structs[name]
+                given = {member: values.get(member, self._constants.get(member)) for member in layout.members}
+                args[place] = layout.pack(**given)
+        step = self._step
+        return step.grid, step.block, tuple(args), step.shared_bytes
