@@ -2,6 +2,7 @@
 for the GPU."""
 
 import sys
+from functools import wraps
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -68,6 +69,7 @@ def test_gate_fails_on_one_wrong_element(op, monkeypatch):
     module, name, first = FIRST_RESULT[op]
     real = getattr(module, name)
 
+    @wraps(real)
     def spoiled(*arguments, **options):
         result = real(*arguments, **options)
         first(result).flat[-1] += 1

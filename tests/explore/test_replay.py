@@ -32,12 +32,12 @@ def models():
     return TinyTarget.load(dtype=np.float64), TinyDrafter.load(dtype=np.float64)
 
 
-@pytest.mark.parametrize("budget", ["chain", 4, 16, 64, 256])
+@pytest.mark.parametrize("budget", ["chain", 4, 16, 64])
 def test_replay_is_identical_to_live_decoding_of_the_bundled_models(traces, models, budget):
     is_chain = budget == "chain"
     policy = chain(15) if is_chain else BestFirst(budget)
     options = {"budget": 15, "max_children": 1} if is_chain else {"budget": budget}
-    for index in (0, 11) if is_chain or budget <= 64 else (11,):
+    for index in (0, 11):
         file, _, offset = traces.prompt_names[index].partition(":")
         prompt = np.frombuffer(prompt_at(file, int(offset)), np.uint8)
         live = live_rounds(*models, traces, index, prompt, **options)
