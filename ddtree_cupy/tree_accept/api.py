@@ -24,16 +24,16 @@ def greedy_targets(
     Parameters
     ----------
     target_logits : float32 | float16 | bfloat16 (NumPy also float64) array, shape ([B,] N, V)
-        Whatever the target finally decides by: penalties and grammar masks belong in here, row by node.
+        The logits by which the target decides, so after penalties and grammar masks.
     num_nodes : int, or int32 array, shape ([B]), default N
         Valid rows; later rows are not read.
     on_bad_row : "auto", "raise" or "mark"
-        For a valid row that holds NaN or nothing above -inf: "raise" is an ArgumentError, "mark" gives -1, which ends
-        the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
+        For a valid row that holds NaN or nothing above -inf: "raise" raises an ArgumentError; "mark" gives -1, which
+        ends the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
-        Array to write the result into. A kernel refuses memory that it also reads.
+        Array for the result. A kernel refuses memory that it also reads.
     checked : bool
-        False skips a kernel's checks of arrays, in hot loops.
+        False skips the checks of arrays before a kernel, for loops that have passed them once.
 
     Returns
     -------
@@ -43,13 +43,13 @@ def greedy_targets(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
+        `target_logits` or `num_nodes` does not fit; on NumPy also a bad row, unless `on_bad_row` is "mark".
     UnsupportedError
         `on_bad_row="raise"` for a kernel.
 
     Notes
     -----
-    Logits are compared exactly: subnormals count, -0.0 equals 0.0. `sample_targets` calls more rows bad: +inf too.
+    Logits are compared exactly: subnormals count, -0.0 equals 0.0. For `sample_targets` rows with +inf are bad, too.
 
     Examples
     --------
@@ -80,19 +80,19 @@ def sample_targets(
     ----------
     target_logits : float32 | float16 | bfloat16 (NumPy also float64) array, shape ([B,] N, V)
     uniforms : float64 or float32 array, shape ([B,] N)
-        Independent draws from [0, 1), one a node. Nodes of one depth may share a draw, since at most one of them
-        is on the accepted path; sharing by position makes text independent of the tree.
+        Independent draws from [0, 1), one per node. Nodes of one depth may share a draw, since at most one of them is
+        on the accepted path. If they do, the text does not depend on the tree.
     temperature : float, or float64 or float32 array, shape ([B])
         Larger than 0.
     num_nodes : int, or int32 array, shape ([B]), default N
         Valid rows; later rows are not read.
     on_bad_row : "auto", "raise" or "mark"
-        For a valid row that holds NaN, +inf or nothing above -inf: "raise" is an ArgumentError, "mark" gives -1, which
-        ends the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
+        For a valid row that holds NaN, +inf or nothing above -inf: "raise" raises an ArgumentError; "mark" gives -1,
+        which ends the walk of `accept` with bonus -1. "auto" raises on NumPy and marks in a kernel, which cannot raise.
     out : int32 array, optional
-        Array to write the result into. A kernel refuses memory that it also reads.
+        Array for the result. A kernel refuses memory that it also reads.
     checked : bool
-        False skips a kernel's checks of arrays, in hot loops.
+        False skips the checks of arrays before a kernel, for loops that have passed them once.
 
     Returns
     -------
@@ -102,8 +102,8 @@ def sample_targets(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected. NumPy: also for u outside [0, 1) and for a
-        temperature that is not above 0.
+        Arrays do not fit; on NumPy also u outside [0, 1), a temperature that is not above 0, or a bad row, unless
+        `on_bad_row` is "mark".
     UnsupportedError
         `on_bad_row="raise"` for a kernel.
 
@@ -113,7 +113,7 @@ def sample_targets(
     or as exactly as a draw needs, so that any finite logits and any temperature > 0 are legal. `greedy_targets` takes
     rows with +inf.
     `accept` on these tokens is lossless: the committed text has exactly the target's distribution.
-    A kernel's draw is the reference's unless u * total lies within 1e-6 * total of an edge.
+    The draw of a kernel is that of the reference unless u * total lies within 1e-6 * total of an edge.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def accept(
 ) -> AcceptResult:
     """Walk from the root while the target's token at the current node is one of its children.
 
-    The first target token that is no child is the bonus: the walk commits `num_accepted` drafts and that token.
+    The first target token that is not a child is the bonus: the walk commits `num_accepted` drafts and that token.
 
     Parameters
     ----------
@@ -152,9 +152,9 @@ def accept(
     target_token_ids : int32 array, shape ([B,] N)
         From `greedy_targets` or `sample_targets`. -1 matches no child: the walk ends there with bonus -1.
     out : AcceptResult, optional
-        Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
+        Arrays for the result, none of which share memory. A kernel refuses memory that it also reads.
     checked : bool
-        False skips a kernel's checks of arrays, in hot loops.
+        False skips the checks of arrays before a kernel, for loops that have passed them once.
 
     Returns
     -------
@@ -164,12 +164,12 @@ def accept(
     Raises
     ------
     ShapeError, DTypeError
-        The message names the argument, what it is and what was expected.
+        `tree` and `target_token_ids` do not fit each other.
 
     Notes
     -----
-    For a fixed tree the walk is lossless, and no exact rule accepts more. No token is special: stopping at an end
-    token is the caller's business. Source: DDTree, arXiv 2604.12989; SpecInfer, arXiv 2305.09781.
+    For a fixed tree the walk is lossless, and no exact rule accepts more. No token is special: the caller stops at an
+    end token. Source: DDTree, arXiv 2604.12989; SpecInfer, arXiv 2305.09781.
 
     Examples
     --------
@@ -215,18 +215,18 @@ def commit_kv(
 
     Parameters
     ----------
-    kv : PagedKV, or a sequence of them (one a layer)
+    kv : PagedKV, or a sequence of them (one per layer)
         Pages are modified in place; everything is read before anything is written. So rows that layers share move
-        once, through whatever views and page tables the layers name them.
+        once, whatever views and page tables the layers use for them.
     result : AcceptResult
-    out : int32 array, shape ([B]), or a sequence of them (one a cache), optional
-        Where the new `context_lens` go; one array for a sequence of caches is for those that share `context_lens`.
-        It may be the old array itself, and shares memory with no other array of the call.
+    out : int32 array, shape ([B]), or a sequence of them (one per cache), optional
+        Arrays for the new `context_lens`; a sequence of caches that share `context_lens` takes one array. It may be the
+        old array itself, but must not share memory with any other array of the call.
     workspace : uint8 array, shape (n,), optional
         Scratch of at least `workspace_bytes(commit_kv, kv, result)`: 0 unless caches may share memory and are not the
         same arrays throughout. NumPy ignores it.
     checked : bool
-        False skips a kernel's checks of arrays, in hot loops.
+        False skips the checks of arrays before a kernel, for loops that have passed them once.
 
     Returns
     -------
@@ -236,7 +236,8 @@ def commit_kv(
     Raises
     ------
     ShapeError, DTypeError, LayoutError, ArgumentError
-        NumPy: also when a position has no page; nothing is moved then. A kernel leaves such a row where it is.
+        Arrays do not fit; on NumPy also a position without a page, and nothing is moved then. A kernel leaves such a
+        row where it is.
 
     Notes
     -----

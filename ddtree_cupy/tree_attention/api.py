@@ -27,18 +27,18 @@ def write_kv(
     Parameters
     ----------
     kv : PagedKV
-        Modified in place; `context_lens` is not.
+        Its pools are modified in place, `context_lens` is not.
     ckv_rows, kpe_rows : same dtype as the cache, shape ([B,] N, C) and ([B,] N, R)
         Rows that lie in the pools of `kv` are refused, since the result would depend on the order of writing.
     num_rows : int, or int32 array, shape ([B])
         Rows to write of each request; later rows are not read.
     checked : bool
-        False skips the metadata checks, for hot loops that have passed them once.
+        False skips the checks of shapes, dtypes and strides, for loops that have passed them once.
 
     Raises
     ------
     ShapeError, DTypeError, LayoutError, ArgumentError
-        Also when a position has no page; nothing is written then.
+        Arrays do not fit, or a position has no page; nothing is written then.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def tree_attention(
 
     out[n, h] = sum_j softmax_j(sm_scale * (q_nope[n, h].ckv[j] + q_pe[n, h].kpe[j])) ckv[j]
     where j runs over all context tokens and the tree nodes visible from n. The key of node i sits in the cache at
-    logical position context_len + i (`write_kv` puts it there).
+    logical position context_len + i (`write_kv` writes it there).
 
     Parameters
     ----------
@@ -80,26 +80,26 @@ def tree_attention(
     q_pe : same dtype, shape ([B,] N, H, R)
         Rope part of the query, already rotated to position context_len + depth.
     kv : PagedKV
-        One dtype with the query.
+        The cache, with the dtype of the query.
     sm_scale : float
         Dimensionless, no default: 1 / sqrt(head size before absorption), e.g. 1 / sqrt(192) for DeepSeek-V3, times
         mscale**2 under YaRN. It is not 1 / sqrt(C + R).
     keys : "all", "context" or "tree"
-        Restrict j to one part, so that another kernel can do the other and `merge_states` join them.
+        Restrict j to one part, so that another kernel can compute the other part and `merge_states` joins them.
     variant : str
         Kernel version: "v1_three_phase", "v2_split_kv", "v3_mma" (tensor cores), or "auto": the last of these that
-        takes the arguments. NumPy arrays know "auto" and "reference".
+        takes the arguments. NumPy arrays take "auto" and "reference".
     split_keys : int, optional
-        A multiple of 32. v3_mma cuts the keys so that all multiprocessors are busy, which depends on the whole batch;
-        with this it cuts them every `split_keys`, and a request's bits never depend on its neighbours in a batch of
-        the same N. Its scratch then takes 4 C bytes for every slice of every row: not for small slices of long
-        contexts. v1 and v2 are like that anyway.
+        A multiple of 32. Without it v3_mma cuts the keys so that all multiprocessors are busy, which depends on the
+        whole batch. With it v3_mma cuts them every `split_keys`, and the result of a request does not depend on the
+        other requests of a batch with the same N. Its scratch then takes 4 C bytes for every slice of every row, so
+        small slices of long contexts need much memory. v1 and v2 never depend on the other requests.
     out : tuple of two arrays, optional
-        Arrays to write (out, lse) into. `q_nope` itself may be the first; a kernel refuses other memory that it reads.
+        Arrays for (out, lse). `q_nope` itself may be the first; a kernel refuses other memory that it reads.
     workspace : array, optional
         Scratch of at least `workspace_bytes(tree_attention, ...)`; NumPy ignores it.
     checked : bool
-        False skips the metadata checks, for hot loops that have passed them once.
+        False skips the checks of shapes, dtypes and strides, for loops that have passed them once.
 
     Returns
     -------
@@ -111,16 +111,17 @@ def tree_attention(
     Raises
     ------
     ShapeError, DTypeError, LayoutError, ArgumentError
-        The message names the argument, what it is and what was expected.
+        Arrays do not fit in shape, dtype, strides or device; an option is out of its range; on NumPy also counts or
+        lengths that are out of range.
     UnsupportedError
-        Unknown variant; the message lists the supported ones.
+        `variant` is unknown, or does not take these arguments.
 
     Notes
     -----
     Numerics: float32 accumulation in sums of at most 1,024 terms (float64 for float64 input); v3_mma rounds the
     softmax weights to the input dtype before the second product. Every version repeats bit for bit.
     A key changes only the rows that see it, also when it holds NaN or inf.
-    Cost: reads (T + N)(C + R) elements a request, T = context_len.
+    Cost: reads (T + N)(C + R) elements per request, T = context_len.
     Source: MLA in absorbed form, DeepSeek-V2 (arXiv 2405.04434) section 2.1; tree mask after SpecInfer
     (arXiv 2305.09781).
 
@@ -169,12 +170,12 @@ def merge_states(
     out_a, out_b : float array of one dtype, shape (..., H, C)
         Normalised results.
     lse_a, lse_b : float32 array (float64 for float64 `out_a`), shape (..., H)
-        Nats; -inf marks an empty side, whose `out` may then hold anything. See `convert_lse`.
+        In nats; -inf marks an empty side, whose `out` may hold anything. See `convert_lse`.
     out : tuple of two arrays, optional
         Arrays to write (out, lse) into. They may be `out_a` or `out_b`, and `lse_a` or `lse_b`, themselves; a kernel
         refuses other memory that it reads.
     checked : bool
-        False skips the metadata checks, for hot loops that have passed them once.
+        False skips the checks of shapes, dtypes and strides, for loops that have passed them once.
 
     Returns
     -------
@@ -184,14 +185,14 @@ def merge_states(
     Raises
     ------
     ShapeError, DTypeError
-        The message names the argument, what it is and what was expected.
+        The arrays do not fit each other in shape or dtype.
 
     Notes
     -----
-    A side whose lse is -inf, or so far below the other that exp(lse - max) is no normal float32, counts for nothing,
-    whatever its `out` holds: the bits of the other side's `out` and `lse` are copied, -0.0 and subnormals too. So
+    A side does not count, whatever its `out` holds, if its lse is -inf, or so far below the other that exp(lse - max)
+    is not a normal float32. The bits of the other side's `out` and `lse` are then copied, -0.0 and subnormals too. So
     (0, -inf) is the identity; it is also the result for two empty sides. Elsewhere kernels count subnormals as 0.
-    Source: FlashDecoding's split reduction; the rule for empty sides is ours.
+    Source: the split reduction of FlashDecoding; the rule for empty sides is our own.
 
     Examples
     --------
@@ -205,16 +206,16 @@ def merge_states(
 
 
 def convert_lse(lse: Array, *, base: float, empty: float) -> Array:
-    """Turn another library's log-sum-exp into ours: nats, -inf for an empty row.
+    """Convert the log-sum-exp of another library to that of this one: nats, and -inf for an empty row.
 
     Parameters
     ----------
     lse : float32 or float64 array, any shape
         Not modified.
     base : float
-        Base of the producer's logarithm: 2 for FlashInfer, math.e for FlashMLA and FlashAttention.
+        The base of the logarithm there: 2 for FlashInfer, math.e for FlashMLA and FlashAttention.
     empty : float
-        What the producer writes for an empty row: math.inf (FlashMLA, FlashAttention 2), -math.inf
+        The value for an empty row there: math.inf (FlashMLA, FlashAttention 2), -math.inf
         (FlashAttention 3, recent FlashInfer), or a finite bound at or below which a value means empty
         (FlashInfer up to 0.6.18 wrote about -5e4: pass -4e4).
 
@@ -225,7 +226,7 @@ def convert_lse(lse: Array, *, base: float, empty: float) -> Array:
     Raises
     ------
     DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
+        `lse` is not a float array, or `base` or `empty` is out of its range.
 
     Examples
     --------

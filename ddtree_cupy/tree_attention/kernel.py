@@ -108,6 +108,6 @@ def write_inputs(kv: PagedKV, ckv_rows: Array, kpe_rows: Array, num_rows: int | 
 
 @register
 def specs() -> Iterator[KernelSpec]:
-    """The kernels beside the versions."""
+    """The kernels of `merge_states` and `write_kv`."""
     for dtype in CTYPES:
         yield from (merge_spec(dtype), write_spec(dtype))

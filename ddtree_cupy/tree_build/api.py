@@ -33,17 +33,17 @@ def top_candidates(
     ----------
     draft_logits : float32 | float16 | bfloat16 (NumPy also float64) array, shape ([B,] L, V)
         Row i scores depth i + 1. Upcast to float32 before any arithmetic; -0.0 and float32 subnormals count
-        as +0.0. -inf entries are no candidates. For a kernel the last axis is contiguous, other strides are free.
+        as +0.0. -inf entries are not candidates. For a kernel the last axis is contiguous, other strides are free.
     k : int
-        Candidates a row; K = min(k, V).
+        Candidates per row; K = min(k, V).
     check_finite : bool
-        NumPy input only: raise on NaN and +inf. Otherwise such a row is bad: ids -1, logits -inf, lse NaN.
+        For NumPy arrays alone: raise on NaN and +inf. Otherwise such a row is bad: ids -1, logits -inf, lse NaN.
     out : Candidates, optional
-        Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
+        Arrays for the result, none of which share memory. A kernel refuses memory that it also reads.
     workspace : uint8 array, shape (n,), optional
         Scratch of at least `workspace_bytes(top_candidates, ...)`; NumPy ignores it.
     checked : bool
-        False skips a kernel's checks of arrays, in hot loops.
+        False skips the checks of arrays before a kernel, for loops that have passed them once.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def top_candidates(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
+        `draft_logits` or `k` does not fit; on NumPy also a logit that is NaN or +inf, unless `check_finite` is False.
 
     Notes
     -----
@@ -102,25 +102,25 @@ def best_first_tree(
     root_token_ids : int, or int32 array, shape ([B])
         The last committed token; -1 makes a request inactive (num_nodes 0).
     capacity : int, default max(budget)
-        Fixes the shapes: N = capacity + 1, at most 65,535. Larger budgets are clamped to it. A kernel, which does not
-        read a `budget` array on the host, needs it. A default of at most 1,024 stays, and what candidates cannot fill
-        is padding; a larger one shrinks to the full tree, if that is smaller: all candidates that `max_depth` and
-        `max_children` allow, whatever their logits. A given capacity never shrinks.
+        It decides the shapes: N = capacity + 1, at most 65,535. Larger budgets are clamped to it. It is required where
+        `budget` is an array on a device, whose values the host does not read. A default of at most 1,024 stays, and
+        nodes that candidates cannot fill are padding. A larger default shrinks to the full tree if that is smaller:
+        all candidates that `max_depth` and `max_children` allow, whatever their logits. A given capacity never shrinks.
     max_depth : int, optional
-        Deepest level; the draft length bounds it anyway.
+        Deepest level, if that is less than the draft length.
     max_children : int or sequence of int, optional
-        Most children of a node; a sequence holds one limit for each depth of the parent (missing: 0).
+        The most children of a node; a sequence has one limit for each depth of the parent (0 where it ends).
     min_path_score : float, optional
         Keep only nodes whose path score is at least this, in nats.
     spine : int
-        First insert the chain of rank-0 candidates to this depth, then continue best first. All other options
-        bind the spine too.
+        First insert the chain of rank-0 candidates to this depth, then continue best-first. All other options apply
+        to the spine, too.
     out : DraftTree, optional
-        Arrays to write the result into, each with memory of its own. A kernel refuses memory that it also reads.
+        Arrays for the result, none of which share memory. A kernel refuses memory that it also reads.
     workspace : uint8 array, shape (n,), optional
         Scratch of at least `workspace_bytes(best_first_tree, ...)`; NumPy ignores it.
     checked : bool
-        False skips a kernel's checks of arrays, in hot loops.
+        False skips the checks of arrays before a kernel, for loops that have passed them once.
 
     Returns
     -------
@@ -131,14 +131,15 @@ def best_first_tree(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
+        Arrays do not fit in shape or dtype; an option is out of its range; `budget` is an array of a device and
+        `capacity` is missing.
 
     Notes
     -----
     Scores never rise along a path, so the result is the set of most probable prefixes, closed under parents: it
     maximises the expected acceptance length under the marginals, and the tree of budget b is the first b + 1
-    nodes of the tree of budget b + 1. Source: DDTree, arXiv 2604.12989; the fixed float64 order of operations and
-    the tie rule are ours.
+    nodes of the tree of budget b + 1. Source: DDTree, arXiv 2604.12989; the fixed order of float64 operations and the
+    tie rule are our own.
 
     Examples
     --------
@@ -202,11 +203,11 @@ def build_tree(
     Raises
     ------
     ShapeError, DTypeError, ArgumentError
-        The message names the argument, what it is and what was expected.
+        As in `top_candidates` and `best_first_tree`.
 
     Notes
     -----
-    K = min(capacity, V, max_children) candidates a depth are enough: a node of rank r has r better siblings.
+    K = min(capacity, V, max_children) candidates per depth are enough, as a node of rank r has r better siblings.
     Source: DDTree, arXiv 2604.12989.
 
     Examples
@@ -234,9 +235,9 @@ def build_tree(
 
 
 def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[int], float]) -> int:
-    """Choose how many nodes of a best-first tree to verify, given what verifying them costs.
+    """Choose how many nodes of a best-first tree to verify, given the cost of verifying them.
 
-    E(n) = 1 + sum of exp(path_scores[1 .. n]) is the expected number of tokens a pass commits with n nodes besides
+    E(n) = 1 + sum of exp(path_scores[1 .. n]) is the expected number of tokens that a pass commits with n nodes besides
     the root (bonus included). Returns the n that maximises E(n) / cost(n), the smallest on ties. Host only.
 
     Parameters
@@ -254,7 +255,7 @@ def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[in
     Raises
     ------
     ShapeError, ArgumentError
-        Scores that are no numbers <= 0, a cost that is not positive or covers too few n.
+        Scores that are not numbers <= 0, a cost that is not positive or covers too few n.
 
     Notes
     -----
@@ -278,7 +279,7 @@ def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[in
         raise ArgumentError("choose_budget: `path_scores` must be log-probabilities: numbers <= 0, in nats")
     costs = np.asarray([cost(n) for n in range(scores.size)] if callable(cost) else cost, np.float64)
     if costs.ndim != 1 or costs.size < scores.size:
-        raise ShapeError(f"choose_budget: `cost` is {costs.shape}, expected at least ({scores.size},): one a budget")
+        raise ShapeError(f"choose_budget: `cost` is {costs.shape}, expected at least ({scores.size},): one per budget")
     costs = costs[: scores.size]
     if not (np.all(costs > 0) and np.all(np.isfinite(costs))):
         raise ArgumentError("choose_budget: `cost` must be positive and finite for every budget")

@@ -256,7 +256,7 @@ def _children_of(check: Checker, max_children: int | Sequence[int] | None) -> in
 
 
 def _most_candidates(capacity: int, max_children: int | tuple[int, ...] | None) -> int:
-    """Return how many candidates a depth can need: a node of rank r has r better siblings."""
+    """Return how many candidates a depth can need, as a node of rank r has r better siblings."""
     if max_children is None:
         return capacity
     return min(capacity, max_children if isinstance(max_children, int) else max(max_children, default=0))

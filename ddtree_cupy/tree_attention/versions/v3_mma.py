@@ -42,7 +42,7 @@ class Config:
         return 2 * -(-width // 64) * self.held_of_18 // 18
 
     def shared_bytes(self, width: int, words: int) -> int:
-        """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility a row."""
+        """Dynamic shared memory for head sizes of `width` = C + R together and `words` of visibility per row."""
         lines, held = -(-width // 64), self.held(width)
         passing, results = tile_rows() * (32 * held + 8) * 2, 8 * 16 * (64 + 8) * 4
         tiles = max(self.stages * self.keys * lines * 128, passing, results)
@@ -54,7 +54,7 @@ class Config:
         return tiles + queries + exchange + buffers * weights + 4 * numbers
 
 
-# The most that spills no registers and fits: 227 KiB of shared memory a block; 163 KiB; 99 KiB
+# The largest that spill no registers and fit into the shared memory of a block: 227 KiB, 163 KiB, 99 KiB
 CONFIGS = (
     Config(32, 4, 8, ("sm_90", "sm_100")),
     Config(32, 3, 9, ("sm_80",)),
@@ -86,7 +86,7 @@ def _merge_threads(head_dim_ckv: int) -> int:
 
 @cache
 def merge_spec(dtype: str, head_dim_ckv: int, in_flight: int) -> KernelSpec:
-    """Spec of tree_attention_v3_merge, of which a warp has `in_flight` loads under way."""
+    """Spec of tree_attention_v3_merge, of which a warp has `in_flight` loads in flight."""
     return KernelSpec(
         MERGE_SOURCE,
         f"tree_attention_v3_merge<{CTYPES[dtype]}, {head_dim_ckv}, {in_flight}>",
@@ -119,7 +119,7 @@ def refusal(sizes: Sizes) -> str:
     if found and int(found.removeprefix("sm_")) < TRAITS.least_arch:
         return f"needs sm_{TRAITS.least_arch} or newer, this device is {found}"
     if not fitting_configs(sizes):
-        return f"fits no {sizes.device.shared_limit} bytes of shared memory"
+        return f"does not fit into {sizes.device.shared_limit} bytes of shared memory"
     return ""
 
 
