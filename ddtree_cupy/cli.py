@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     tree.add_argument("--min-path-score", type=float, help="smallest path score, in nats")
     tree.add_argument("--spine", type=int, default=0, help="insert the rank-0 chain to this depth first")
     tree.add_argument("--svg", type=Path, help="draw the tree into this file")
-    tree.add_argument("--save", type=Path, help="save the tree's arrays into this .npz file")
+    tree.add_argument("--save", type=Path, help="save the tree into this .npz file, for DraftTree.load")
     tree.set_defaults(run=_tree)
 
     doctor = commands.add_parser("doctor", help="show what is installed and which backends work")
@@ -193,8 +193,7 @@ def _tree(options: argparse.Namespace) -> int:
         with written_whole(options.svg) as stream:
             stream.write(drawing.tree_svg(parents, labels, titles).encode())
     if options.save:
-        with written_whole(options.save) as stream:
-            np.savez(stream, **{name: array for name, array in vars(tree).items() if array is not None})
+        tree.save(options.save)
     if options.json:
         names = ("token_ids", "parents", "depths", "path_scores")
         show(json.dumps({name: getattr(tree, name)[:count].tolist() for name in names}))

@@ -8,6 +8,7 @@ __all__ = [
     "EmulatorError",
     "LayoutError",
     "MissingGPUError",
+    "RequestIndexError",
     "ShapeError",
     "UnsupportedError",
     "WeightsError",
@@ -34,6 +35,10 @@ class ArgumentError(DDTreeError, ValueError):
     """A value lies outside the range that its argument allows."""
 
 
+class RequestIndexError(DDTreeError, IndexError):
+    """A batch has no request of this index."""
+
+
 class UnsupportedError(DDTreeError, NotImplementedError):
     """There is no implementation for this combination; the message lists the supported ones."""
 
@@ -51,4 +56,4 @@ class EmulatorError(DDTreeError, RuntimeError):
 
 
 class WeightsError(DDTreeError, ValueError):
-    """A file of weights, traces or costs is truncated, damaged or of another kind."""
+    """A file of weights, traces, costs or a container is truncated, damaged or of another kind."""

@@ -1,15 +1,19 @@
-"""What all containers share: mapping a function over the arrays, moving them, a request axis."""
+"""What all containers share: a function mapped over the arrays, backends, files, requests as entries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import Any, Self
+from operator import index
+from pathlib import Path
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
-from ddtree_cupy._check import refuse_odd_array
-from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy._check import Checker, refuse_odd_array
+from ddtree_cupy.errors import ArgumentError, DTypeError, RequestIndexError, ShapeError
 
 Array = Any
+
+FORMAT = "ddtree-container-1"  # of the files; raise the number when a stored field changes its meaning
 
 
 def where(array: Array) -> str:
@@ -25,7 +29,7 @@ def where(array: Array) -> str:
 class Arrays:
     """A frozen dataclass whose fields are arrays (or None, or host integers).
 
-    NumPy scalars become 0-d arrays; masked arrays and numpy.matrix are refused.
+    NumPy scalars become 0-d arrays; masked arrays and numpy.matrix are refused. A batch is a sequence of its requests.
     """
 
     def __post_init__(self) -> None:
@@ -88,10 +92,158 @@ class Arrays:
 
         return self.map(cupy.asarray)
 
+    def save(self, path: str | Path) -> None:
+        """Write one compressed `.npz` file that `load` reads; arrays on a device are copied to the host first.
+
+        Parameters
+        ----------
+        path : str or path
+            A file that stands there is replaced when the new one is complete.
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, ArgumentError
+            `validate()` refuses the container; no file is made.
+        OSError
+            The file cannot be written.
+        """
+        from ddtree_cupy._files import write_arrays  # here, as importing the package should not take its time
+
+        found = vars(self.to("numpy").validate())
+        values = {field.name: found[field.name] for field in fields(self)}  # type: ignore[arg-type]
+        arrays = {n: np.asarray(value, order="C") for n, value in values.items() if isinstance(value, np.ndarray)}
+        about = {"kind": type(self).__name__, "others": {n: v for n, v in values.items() if n not in arrays}}
+        write_arrays(path, {"format": FORMAT, **about}, arrays, about=about)
+
+    @classmethod
+    def load(cls, path: str | Path, *, max_bytes: int | None = None) -> Self:
+        """Read a file of `save`; the arrays are NumPy's, and `to("cupy")` moves them.
+
+        Parameters
+        ----------
+        path : str or path
+        max_bytes : int, optional
+            The most memory that the arrays may take, which is checked before any is expanded. Default: 100 times the
+            size of the file, or 256 MiB if that is more.
+
+        Raises
+        ------
+        WeightsError
+            The file is missing, truncated, altered, larger in memory than `max_bytes`, or holds something else.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from ddtree_cupy import DraftTree
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "tree.npz")
+        ...     DraftTree.from_parents([7, 10, 20], [-1, 0, 1]).save(path)
+        ...     DraftTree.load(path)
+        DraftTree(num_nodes=3, depth=2)
+        """
+        from ddtree_cupy._files import open_arrays
+
+        kind = cls.__name__
+        if max_bytes is not None:
+            max_bytes = Checker(f"{kind}.load").integer("max_bytes", max_bytes, low=0)
+        advice = f"; {kind}.load(path, max_bytes=...) allows more"
+        with open_arrays(Path(path), kind, max_bytes, advice) as file:
+            header = file.read_header(FORMAT)
+            if header.get("kind") != kind:
+                raise ArgumentError(f"holds {header.get('kind')!r:.100}, expected {kind!r}")
+            others = header.get("others")
+            arrays = file.read_arrays(header, about={"kind": kind, "others": others})
+            wanted = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+            if not isinstance(others, dict) or {*arrays, *others} != wanted:
+                raise ArgumentError(f"lacks one of {', '.join(sorted(wanted))}, or holds more")
+            if any(value is not None and type(value) is not int for value in others.values()):
+                raise DTypeError("holds a field that is neither an array nor an integer")
+            return cls(**arrays, **others).validate()
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the arrays have a request axis."""
+        raise NotImplementedError
+
+    def validate(self) -> Self:
+        """Check the arrays and return self."""
+        raise NotImplementedError
+
     def with_batch(self) -> Self:
         """Return the container with a leading request axis of 1 on every array (views, no copy)."""
-        return self.map(lambda array: array[None])
+        return self._map_requests(lambda array: array[None])
 
     def without_batch(self) -> Self:
         """Return the container of request 0 without the request axis (views, no copy; 0-d stays an array)."""
-        return self.map(lambda array: array[0, ...])
+        return self._map_requests(lambda array: array[0, ...])
+
+    def __len__(self) -> int:
+        """Return the number of requests."""
+        if not self.is_batched:
+            raise self._no_requests("len")
+        return len(self._by_request())
+
+    def __bool__(self) -> bool:
+        """Return True: a container of no requests is a container, and one without a request axis has no length."""
+        return True
+
+    def __getitem__(self, request: SupportsIndex | slice) -> Self:
+        """Return one request without the request axis, or a batch of some requests for a slice (views, no copy).
+
+        Parameters
+        ----------
+        request : int or slice
+            A negative integer counts from the end.
+
+        Raises
+        ------
+        ShapeError
+            The container has no request axis.
+        RequestIndexError
+            There are fewer requests. It is an IndexError.
+        DTypeError
+            `request` is neither an integer nor a slice.
+
+        Examples
+        --------
+        >>> from ddtree_cupy import DraftTree
+        >>> two = DraftTree.from_parents([[5, 6], [7, -1]], [[-1, 0], [-1, -1]])
+        >>> len(two), two[-1].token_ids.tolist(), [int(tree.num_nodes) for tree in two], two[:1]
+        (2, [7, -1], [2, 1], DraftTree(batch=1, capacity=2))
+        """
+        kind = type(self).__name__
+        if not self.is_batched:
+            raise self._no_requests("[...]")
+        if isinstance(request, slice):
+            return self._map_requests(lambda array: array[request])
+        try:
+            at = index(request)
+        except TypeError:
+            raise DTypeError(
+                f"{kind}[...]: the index is {type(request).__name__}, expected an integer or a slice of requests"
+            ) from None
+        count = len(self)
+        if not -count <= at < count:
+            wanted = f"{-count}..{count - 1}" if count else "none, as the batch is empty"
+            raise RequestIndexError(f"{kind}[...]: the index is {at}, expected a request in {wanted}")
+        return self._map_requests(lambda array: array[at, ...])
+
+    def __iter__(self) -> Iterator[Self]:
+        """Return an iterator over the requests, each without the request axis (views, no copy)."""
+        if not self.is_batched:
+            raise self._no_requests("iter")
+        return (self[request] for request in range(len(self)))
+
+    def _by_request(self) -> Array:
+        """Return an array with one entry per request."""
+        return getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+
+    def _map_requests(self, function: Callable[[Array], Array]) -> Self:
+        """Return the container of `function` of every array that has a request axis in a batch."""
+        return self.map(function)
+
+    def _no_requests(self, what: str) -> ShapeError:
+        return ShapeError(
+            f"{type(self).__name__} {what}: the container has no request axis, expected a batch; .with_batch() makes "
+            f"a batch of one request"
+        )

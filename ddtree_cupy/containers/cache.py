@@ -1,5 +1,6 @@
 """The paged key-value cache, and the result of a verification pass."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -208,13 +209,11 @@ class PagedKV(Arrays):
             )
         return pages, positions % page_size
 
-    def with_batch(self) -> Self:
-        """Return the cache with a leading request axis of 1 on `page_table` and `context_lens`."""
-        return replace(self, page_table=self.page_table[None], context_lens=self.context_lens[None])
+    def _by_request(self) -> Array:
+        return self.page_table
 
-    def without_batch(self) -> Self:
-        """Return the cache of request 0 without the request axis."""
-        return replace(self, page_table=self.page_table[0], context_lens=self.context_lens[0, ...])
+    def _map_requests(self, function: Callable[[Array], Array]) -> Self:
+        return replace(self, page_table=function(self.page_table), context_lens=function(self.context_lens))
 
     def __repr__(self) -> str:
         pages, page_size, width = self.ckv.shape

@@ -7,6 +7,7 @@ import pytest
 
 from ddtree_cupy import DraftTree, build_tree
 from ddtree_cupy.cli import main
+from ddtree_cupy.testing import assert_identical
 
 
 @pytest.fixture
@@ -48,10 +49,7 @@ def test_tree_matches_build_tree(logits_file, tmp_path, capsys):
     assert main(arguments) == 0
     assert "8 nodes" in capsys.readouterr().out
     wanted = build_tree(np.load(logits_file), budget=7, root_token_ids=3)
-    with np.load(saved) as file:
-        tree = DraftTree(**{name: file[name] for name in file.files}).validate()
-    assert tree.token_ids.tolist() == wanted.token_ids.tolist()
-    assert tree.visibility_bits.tolist() == wanted.visibility_bits.tolist()
+    assert_identical(DraftTree.load(saved), wanted)
     assert drawn.read_text().count("<circle") == 8
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from ddtree_cupy import _files
+from ddtree_cupy import DraftTree, _files
 from ddtree_cupy.cli import main
 from ddtree_cupy.decode.tiny import TinyTarget
 from ddtree_cupy.decode.tiny.config import DrafterConfig, TargetConfig
@@ -36,6 +37,10 @@ def toy_traces():
     return record(target, NoisyDrafter(target), [[1], [2, 3]], num_positions=5, max_budget=8, width=9, progress=False)
 
 
+def toy_tree():
+    return DraftTree.from_parents([9, 10, 20, 11, 21, 20], [-1, 0, 1, 0, 1, 3])
+
+
 def small_weights():
     return {"norm.weight": np.ones(16, np.float16), "head.weight": np.zeros((8, 16), np.float16)}
 
@@ -48,7 +53,7 @@ def said_by(command, *arguments):
     return code, said.getvalue()
 
 
-@pytest.fixture(params=["tree --save", "tree --svg", "weights", "traces", "cost table"])
+@pytest.fixture(params=["tree --save", "tree --svg", "weights", "traces", "cost table", "container"])
 def write(request, tmp_path_factory):
     """Return a function that writes one kind of file, or raises OSError."""
     logits = tmp_path_factory.getbasetemp() / "logits.npy"
@@ -63,6 +68,7 @@ def write(request, tmp_path_factory):
         "weights": lambda path: save_weights(path, "target", CONFIG, small_weights()),
         "traces": lambda path: toy_traces().save(path),
         "cost table": lambda path: CostTable.load().save(path),
+        "container": lambda path: toy_tree().save(path),
     }.get(request.param, write_tree)
 
 
@@ -125,7 +131,7 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-# Reading. Each of the three reads the `.npz` at a path and returns what it said.
+# Reading. Each of the four reads the `.npz` at a path and returns what it said.
 
 
 def refusal_of(load, path, *about):
@@ -149,7 +155,12 @@ def read_logits(path):
     return said
 
 
-READERS = [read_weights, read_traces, read_logits]
+def read_container(path):
+    return refusal_of(DraftTree.load, path)
+
+
+CHECKED = [read_weights, read_traces, read_container]  # with a header and a checksum
+READERS = [*CHECKED, read_logits]
 
 
 def test_reading_logits_never_waits_for_the_writer_of_a_fifo(tmp_path):
@@ -167,6 +178,8 @@ def write_valid(read, path):
         save_weights(path, "target", CONFIG, small_weights())
     elif read is read_traces:
         toy_traces().save(path)
+    elif read is read_container:
+        toy_tree().save(path)
     else:
         np.savez_compressed(path, draft_logits=LOGITS)
 
@@ -252,7 +265,7 @@ def test_reading_never_allocates_what_only_a_header_declares(read, tmp_path):
     assert peak < 20 << 20
 
 
-@pytest.mark.parametrize("read", [read_weights, read_traces])
+@pytest.mark.parametrize("read", CHECKED)
 def test_reading_never_parses_a_header_that_is_too_long(read, tmp_path):
     lists = np.frombuffer(b"[" + b"[]," * (20 << 20) + b"[]]", np.uint8)
     said, peak = peak_of(read, spoiled(read, tmp_path, lambda members: {"__header__.npy": npy_of(lists)}))
@@ -398,6 +411,8 @@ def found_in(read, path):
     if read is read_traces:
         traces = Traces.load(path)
         return [traces.prompt_names, traces.about, traces.candidates.logits.tobytes(), traces.continuations.tobytes()]
+    if read is read_container:
+        return [None if array is None else array.tobytes() for array in vars(DraftTree.load(path)).values()]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         assert main(["tree", str(path), "--json"]) == 0
@@ -447,7 +462,7 @@ ODD_JSON = [DEEP, '{"format": ' + DEEP, "[1", "\udcff", "1" * 5000, "null", '"x"
 @pytest.mark.parametrize("text", ODD_JSON, ids=lambda text: text[:15].encode("unicode_escape").decode())
 def test_reading_rejects_odd_json_in_one_sentence(tmp_path, text):
     raw = text.encode(errors="surrogateescape")
-    for read in (read_weights, read_traces):
+    for read in CHECKED:
         header = {"__header__.npy": npy_of(np.frombuffer(raw, np.uint8))}
         assert "file.npz: " in read(spoiled(read, tmp_path, lambda _, header=header: header))
     path = tmp_path / "file.json"
@@ -477,6 +492,23 @@ def test_load_traces_rejects_headers_of_other_types_under_a_right_checksum(tmp_p
     monkeypatch.setattr(_files, "checksum", lambda about, arrays: "right")
     path = spoiled(read_traces, tmp_path, lambda members: header_with(members, **{name: value}))
     assert f"`{name}` is " in read_traces(path)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (None, "lacks one of"),
+        ({}, "lacks one of depths, first_child, .* or holds more"),
+        ({"path_scores": None, "class": 1}, "or holds more"),
+        ({"path_scores": "x"}, "neither an array nor an integer"),
+        ({"path_scores": True}, "neither an array nor an integer"),
+        ({"path_scores": 3}, "`path_scores` is int, expected an array"),
+    ],
+)
+def test_load_containers_rejects_other_fields_under_a_right_checksum(tmp_path, monkeypatch, others, said):
+    monkeypatch.setattr(_files, "checksum", lambda about, arrays: "right")
+    path = spoiled(read_container, tmp_path, lambda old: header_with(old, others=others, sha256="right"))
+    assert re.search(f"file.npz: .*{said}", read_container(path))
 
 
 @rejects(
