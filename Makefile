@@ -8,6 +8,7 @@ BIN := .venv/bin
 demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
 	$(BIN)/ddtree decode
 
+PROPERTIES := tests/tree_build tests/tree_attention tests/tree_accept
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 test: .venv/with-test  ## the tests of the package, without a GPU
@@ -15,6 +16,7 @@ test: .venv/with-test  ## the tests of the package, without a GPU
 
 test-all: .venv/with-test  ## and the slow ones: nested sanitizers, planted faults, all architectures, notebooks
 	$(PYTEST)
+	HYPOTHESIS_PROFILE=dev $(PYTEST) -m "not slow" $(PROPERTIES)  # drawn anew each time, unlike the `ci` profile
 
 lint: .venv/with-lint .venv/with-test  ## style, docstrings, types
 	$(BIN)/ruff check .

@@ -42,7 +42,7 @@ __device__ void load_tile(T* tile, const TileKeys& where, const T* ckv, const T*
       const int key = unit / L::VECTORS;
       const int c = unit % L::VECTORS * L::PER_VECTOR;
       const T* from = c < C ? ckv + where.ckv_row[key] + c : kpe + where.kpe_row[key] + (c - C);
-      const uint4 value = where.is_seen[key] ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+      const uint4 value = where.is_seen[key] ? __ldg(reinterpret_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
       *reinterpret_cast<uint4*>(tile + key * L::PITCH + c) = value;
     }
   } else {
@@ -84,8 +84,9 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
   const int lane = threadIdx.x % WARP_SIZE;     // 0..31
   const int N = queries.N, H = queries.H;
   const PageTable table = cache.table(request);
-  const KeyRange range = key_range(keys, cache.context_len(request), queries.count(request), table);
-  const int rows = queries.count(request) * H;
+  const int count = queries.count(request);
+  const KeyRange range = key_range(keys, cache.context_len(request), count, table);
+  const int rows = count * H;
   const Slices slices = slices_of(rows, range.count, L::ROWS);
   const int slice = slices.row_blocks > 0 ? blockIdx.x / slices.row_blocks : slices.count;
   if (slice >= slices.count) return;
@@ -96,8 +97,8 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) tree_attention_v2(
 
   extern __shared__ uint4 shared[];
   T* tile = reinterpret_cast<T*>(shared);                                // [TILE][PITCH]
-  float* query_rows = reinterpret_cast<float*>(tile + TILE * L::PITCH);     // [ROWS][C + R]
-  float* weights = query_rows + L::ROWS * (C + R);                          // [ROWS][TILE]
+  float* query_rows = reinterpret_cast<float*>(tile + TILE * L::PITCH);  // [ROWS][C + R]
+  float* weights = query_rows + L::ROWS * (C + R);                       // [ROWS][TILE]
   __shared__ TileKeys where;
 
   // the queries of the block, widened once

@@ -1,11 +1,12 @@
 """What every kernel version has, traits and a plan, and the limits that versions of any head size share."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ddtree_cupy.kernels import Plan
+from ddtree_cupy.kernels import KernelSpec, Plan
 from ddtree_cupy.kernels.launch import numpy_dtype
 from ddtree_cupy.kernels.workspace import Sizes as ArraySizes
 from ddtree_cupy.tree_attention.call import Sizes
@@ -35,6 +36,8 @@ class Traits:
         Its shared memory does not limit the number of keys.
     tensor_cores : bool
         Its products are those of matrix instructions.
+    arrives : bool
+        Its warps hand over by `bar.arrive`, which compute-sanitizer's racecheck does not follow.
     """
 
     dtypes: tuple[str, ...]
@@ -43,12 +46,17 @@ class Traits:
     cuts_keys: bool = False
     any_length: bool = True
     tensor_cores: bool = False
+    arrives: bool = False
 
 
 class Version(Protocol):
     """A module of this package."""
 
+    SOURCE: str
     TRAITS: Traits
+
+    def specs(self) -> Iterable[KernelSpec]:
+        """Return every kernel of the version that the library registers."""
 
     def refusal(self, sizes: Sizes) -> str:
         """Return why the version cannot take a call of these sizes, "" when it can."""

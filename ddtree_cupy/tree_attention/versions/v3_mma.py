@@ -13,7 +13,12 @@ from ddtree_cupy.tree_attention.versions.common import COMPILED_SIZES, MOST_GRID
 
 SOURCE, MERGE_SOURCE = "tree_attention/v3_mma.cu", "tree_attention/v3_merge.cu"
 TRAITS = Traits(
-    dtypes=("float16", "bfloat16"), head_sizes=COMPILED_SIZES, least_arch=80, cuts_keys=True, tensor_cores=True
+    dtypes=("float16", "bfloat16"),
+    head_sizes=COMPILED_SIZES,
+    least_arch=80,
+    cuts_keys=True,
+    tensor_cores=True,
+    arrives=True,
 )
 STATIC_SHARED_BYTES = 512  # the Piece
 FEW_PIECES = 8  # of a row tile, whose merge wants many warps; where there are more it wants many loads in flight
