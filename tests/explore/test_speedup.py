@@ -35,7 +35,7 @@ def bits(results):
 
 
 def test_sweep_is_identical_on_threads_and_processes(traces):
-    some, policies = traces.select(range(6)), list(named_policies().values())[:6]
+    some, policies = traces.select(range(3)), list(named_policies().values())[:3]
     here = sweep(some, policies, num_rounds=500, seed=3)
     for pool in (ThreadPoolExecutor(2), ProcessPoolExecutor(2, mp_context=get_context("spawn"))):
         with pool as executor:

@@ -31,6 +31,7 @@ def test_what_ships_imports_nothing_that_the_wheel_leaves_out():
 
 
 @pytest.mark.wheel
+@pytest.mark.slow
 def test_wheel_runs_the_main_job_outside_the_checkout(tmp_path):
     build = ("-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path))
     run(sys.executable, *build, str(ROOT), cwd=tmp_path)

@@ -85,7 +85,7 @@ def test_tree_attention_matches_oracle_at_deepseek_sizes(kernels, variant, dtype
 
 
 @versions
-@pytest.mark.parametrize("count", [1, 31, 32, 33, 63, 64, 65, 1025])
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 63, 64, 65, pytest.param(1025, marks=pytest.mark.slow)])
 def test_tree_attention_matches_oracle_for_many_nodes(kernels, variant, count):
     case = tree_case(np.random.default_rng(count), [count], [5], heads=1, **sizes_for(variant, head_dims=(16, 16)))
     assert_state(case, *attend(kernels, case, variant=variant), variant=variant)

@@ -22,6 +22,14 @@ assert_state = partial(cases.assert_state, variant="v3_mma")
 every_config = pytest.mark.parametrize("config", v3_mma.CONFIGS, ids=str)
 
 
+def some(first, rest):
+    """Return parameters of which the `rest`, whose contexts take seconds to emulate, are part of `make test-all`."""
+    return [
+        *first,
+        *(pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.slow) for one in rest),
+    ]
+
+
 @pytest.fixture(scope="session")
 def kernels(kernels):
     """Matrix instructions of the emulator cut sums off as an H200 does; test_kernels.py runs v3 without that."""
@@ -71,7 +79,7 @@ def test_v3_matches_oracle_for_more_than_100_rows(kernels, dtype, heads, nodes, 
     assert_state(case, *attend(kernels, case))
 
 
-@pytest.mark.parametrize("context", [31, 32, 33, 159, 160, 161, 16_384, 16_700, 33_500])
+@pytest.mark.parametrize("context", some([31, 32, 33, 159, 160, 161, 16_384], [16_700, 33_500]))
 @pytest.mark.parametrize("split", [{}, {"split_keys": 32_768}], ids=str)
 def test_v3_matches_oracle_around_tile_and_fold_edges(kernels, context, split):
     """Key tiles of 32, pieces of a fifth of the keys on the emulator, accumulators folded every 16,384 keys."""
@@ -104,8 +112,12 @@ def test_v3_matches_oracle_for_more_requests_than_lanes(kernels, plan_with, batc
 
 @pytest.mark.parametrize(
     ("context", "split"),
-    [(context, split) for context in (16_352, 16_353, 16_384, 16_385) for split in (16_384, 16_416, 32_768)]
-    + [(50_000, 32_768)],  # a second slice folds, too
+    some(
+        [(16_353, 16_416), (16_384, 16_384)],
+        [(context, split) for context in (16_352, 16_385) for split in (16_384, 16_416, 32_768)]
+        + [(16_353, 16_384), (16_353, 32_768), (16_384, 16_416), (16_384, 32_768)]
+        + [(50_000, 32_768)],  # a second slice folds, too
+    ),
 )
 def test_v3_folds_whatever_the_largest_context_is(kernels, context, split):
     """The room for folded sums depends on the keys a block may meet: the context, the nodes, the slice."""
@@ -200,7 +212,7 @@ def test_v3_rescales_when_maxima_rise(kernels, plan_with, config, dtype, step):
         assert_state(case, *attend(replace(kernels, seed=seed), case, **split))
 
 
-@every_config
+@pytest.mark.parametrize("config", some(v3_mma.CONFIGS[:1], v3_mma.CONFIGS[1:]), ids=str)
 def test_v3_shrinks_what_was_folded_when_maxima_rise_later(kernels, plan_with, config):
     plan_with(config=config)
     context = 16_384 + 61
