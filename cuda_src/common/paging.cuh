@@ -21,7 +21,7 @@ struct PageTable {
 
   // The page of a position in 0..capacity()-1, clamped into the pool.
   __device__ __forceinline__ int page(int position) const {
-    return min(max(__ldg(entries + position / page_size), 0), num_pages - 1);
+    return min(max(entries[position / page_size], 0), num_pages - 1);
   }
 
   // Whether the table holds a page of the pool for this position; writers ask before they write.

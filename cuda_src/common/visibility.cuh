@@ -31,7 +31,7 @@ __device__ __forceinline__ KeyRange key_range(int keys, int context_len, int num
 
 // bits: uint32[W] of the node; key_node = position - context_len, negative for context
 __device__ __forceinline__ bool is_visible(const unsigned* bits, int key_node) {
-  return key_node < 0 || (__ldg(bits + (key_node >> 5)) >> (key_node & 31) & 1u);
+  return key_node < 0 || (bits[key_node >> 5] >> (key_node & 31) & 1u);
 }
 
 // The same for 32 keys from key_node on, one bit per key; 0 past the W words of the node.

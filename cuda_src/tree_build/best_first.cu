@@ -85,9 +85,8 @@ __device__ __forceinline__ unsigned long long child_score(const Candidates& tabl
   if (depth >= table.L) return 0;
   if (rank >= min(table.K, limits.widths[min(depth, WIDTHS - 1)])) return 0;
   const long long i = (long long)depth * table.K + rank;
-  const int token = __ldg(table.candidate_ids + i);
-  const double logit = widen(__ldg(table.candidate_logits + i)), lse = widen(__ldg(table.candidate_lse + depth));
-  const double child = __dadd_rn(score, __dsub_rn(logit, lse));
+  const int token = table.candidate_ids[i];
+  const double child = __dadd_rn(score, __dsub_rn(widen(table.candidate_logits[i]), widen(table.candidate_lse[depth])));
   const bool is_open = token >= 0 && child > (double)NEGATIVE_INFINITY && !(child < limits.min_path_score);
   return is_open ? ordered_bits(child) : 0;
 }
