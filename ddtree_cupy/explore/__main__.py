@@ -11,11 +11,10 @@ import numpy as np
 
 from ddtree_cupy._files import read_json
 from ddtree_cupy._terminal import escaped, run_command, show
+from ddtree_cupy.explore.comparison import compare_policies, policy_table
 from ddtree_cupy.explore.cost_tables import CostTable
-from ddtree_cupy.explore.policies import named_policies
+from ddtree_cupy.explore.names import named_policies
 from ddtree_cupy.explore.recorder import record
-from ddtree_cupy.explore.speedup import tokens_per_pass
-from ddtree_cupy.explore.sweeps import sweep
 from ddtree_cupy.explore.traces import SHIPPED_TRACES, Traces
 
 
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         table.save(options.out)
         show(escaped(f"{options.out}: {table}"))
     else:
-        show(policy_table(Traces.load(options.traces), options.workers))
+        show(compared(Traces.load(options.traces), options.workers))
     return 0
 
 
@@ -83,18 +82,11 @@ def record_tiny(num_prompts: int, num_positions: int, out: Path) -> Traces:
     return traces
 
 
-def policy_table(traces: Traces, workers: int) -> str:
-    """Return one line per named policy: tokens per pass, its 95 % interval, mean nodes besides the root."""
-    policies = list(named_policies().values())
-    workers = min(workers, len(policies))
+def compared(traces: Traces, workers: int) -> str:
+    """Return the table of the named policies below a line that says what the traces are."""
+    workers = min(workers, len(named_policies()))
     with ProcessPoolExecutor(workers) if workers > 1 else nullcontext() as executor:
-        results = sweep(traces, policies, executor=executor)
-    lines = [f"{traces}", f"{'policy':<34}{'tokens per pass':>16}{'95 %':>16}{'nodes':>8}"]
-    for result in results:
-        value, low, high = tokens_per_pass(result)
-        interval = f"{low:.2f} - {high:.2f}"
-        lines.append(f"{result.policy:<34}{value:>16.2f}{interval:>16}{result.num_nodes.mean() - 1:>8.1f}")
-    return "\n".join(lines)
+        return f"{traces}\n{policy_table(compare_policies(traces, executor=executor))}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Cost tables: measured times of one kernel, and the cost model that reads them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,11 +12,11 @@ from ddtree_cupy._check import Checker
 from ddtree_cupy._files import read_json, written_whole
 from ddtree_cupy._terminal import escaped
 from ddtree_cupy.bench import measurements
-from ddtree_cupy.errors import ArgumentError, WeightsError
-from ddtree_cupy.explore.costs import CostModel
+from ddtree_cupy.errors import ArgumentError, DTypeError, WeightsError
+from ddtree_cupy.explore.costs import CostModel, cost_of
 from ddtree_cupy.tree_attention.versions import VERSIONS
 
-__all__ = ["CostTable", "MeasuredCost"]
+__all__ = ["CostTable", "MeasuredCost", "checked_cost"]
 
 FORMAT = "ddtree-costs-1"
 COLUMNS = ("heads", "nodes", "context", "microseconds")  # of the file; `nodes` counts the root
@@ -221,3 +221,31 @@ class MeasuredCost(CostModel):
         edge, time = (sizes[0], times[0]) if wanted < sizes[0] else (sizes[-1], times[-1])
         launch = min(LAUNCH_US, time)
         return launch + (time - launch) * wanted / edge
+
+
+def checked_cost(function: str, cost: Any) -> Callable[[int], float]:
+    """Return the cost that an argument gives, a function with a positive value at 0 nodes besides the root.
+
+    Parameters
+    ----------
+    function : str
+        The caller, for messages.
+    cost : callable or CostTable
+        A cost model, any function of the nodes besides the root, or a table of one number of heads and one context.
+    """
+    if isinstance(cost, CostTable):
+        heads, contexts = sorted({row[0] for row in cost.rows}), sorted({row[2] for row in cost.rows})
+        if len(heads) > 1 or len(contexts) > 1:
+            raise ArgumentError(
+                f"{function}: `cost` is a CostTable of heads {heads} and contexts {contexts}, expected one of each: "
+                f"MeasuredCost(table, heads={heads[0]}, context={contexts[0]}), plus a LinearCost for the other layers"
+            )
+        cost = MeasuredCost(cost, heads[0], contexts[0])
+    if not callable(cost) or isinstance(cost, type):
+        what = f"the class {cost.__name__}" if isinstance(cost, type) else type(cost).__name__
+        raise DTypeError(
+            f"{function}: `cost` is {what}, expected a cost model or a function of the nodes besides the root, such as "
+            f"LinearCost(40.0, 1.0)"
+        )
+    cost_of(function, cost, 0)
+    return cost  # type: ignore[no-any-return]

@@ -2,33 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy.errors import ArgumentError
 
-__all__ = ["CostModel", "LinearCost", "SumCost", "UserCost", "check_cost", "cost_of"]
-
-
-def check_cost(function: str, cost: Any) -> None:
-    """Raise unless `cost` can be called with a budget.
-
-    Parameters
-    ----------
-    function : str
-        The caller, for messages.
-    cost : callable
-        A cost model, or any function of the nodes besides the root.
-    """
-    if not callable(cost) or isinstance(cost, type):
-        what = f"the class {cost.__name__}" if isinstance(cost, type) else type(cost).__name__
-        raise DTypeError(
-            f"{function}: `cost` is {what}, expected a cost model or a function of the nodes besides "
-            f"the root; a CostTable is read by MeasuredCost(table, heads=..., context=...)"
-        )
+__all__ = ["CostModel", "LinearCost", "SumCost", "UserCost", "cost_of"]
 
 
 def cost_of(function: str, cost: Callable[[int], float], budget: int) -> float:

@@ -1,6 +1,5 @@
 """Tree policies: from the candidates at a position to the tree that is verified."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -10,12 +9,11 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
-from ddtree_cupy.errors import DTypeError
-from ddtree_cupy.explore.costs import CostModel, LinearCost, check_cost
-from ddtree_cupy.explore.fixed_tree import MEDUSA_63, FixedTree
+from ddtree_cupy.explore.cost_tables import checked_cost
+from ddtree_cupy.explore.costs import CostModel
 from ddtree_cupy.tree_build import best_first_tree, choose_budget
 
-__all__ = ["BestFirst", "CostAware", "EntropyBudget", "Policy", "chain", "named_policies"]
+__all__ = ["BestFirst", "CostAware", "EntropyBudget", "Policy", "chain"]
 
 _LIMITS = ("max_depth", "max_children", "min_path_score", "spine")
 
@@ -48,20 +46,6 @@ class Policy(Protocol):
         root_token_ids : int32 array, shape (B,)
         """
         ...
-
-
-def check_policy(function: str, name: str, policy: Any) -> None:
-    """Raise unless `policy` has the attributes of `Policy`.
-
-    Parameters
-    ----------
-    function, name : str
-        The caller and the name of its argument, for messages.
-    policy : Policy
-    """
-    if isinstance(policy, type) or not hasattr(policy, "name") or not callable(getattr(policy, "build", None)):
-        what = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
-        raise DTypeError(f"{function}: `{name}` is {what}, expected a policy: an object with `name` and `build`")
 
 
 class _BestFirstBudgets:
@@ -203,9 +187,9 @@ class CostAware(_BestFirstBudgets):
     ----------
     max_budget : int
         Largest tree considered.
-    cost : callable
-        From a budget to the cost of a pass over that many nodes besides the root: a cost model of `explore`, or any
-        function that can be pickled.
+    cost : callable or CostTable
+        From a budget to the cost of a pass over that many nodes besides the root: a cost model of `explore`, a table
+        of one number of heads and one context, or any function that can be pickled.
     label : str
         Replaces the name.
 
@@ -220,7 +204,7 @@ class CostAware(_BestFirstBudgets):
 
     def __post_init__(self) -> None:
         Checker("CostAware").integer("max_budget", self.max_budget, low=0)
-        check_cost("CostAware", self.cost)
+        object.__setattr__(self, "cost", checked_cost("CostAware", self.cost))
 
     @property
     def name(self) -> str:
@@ -250,30 +234,3 @@ class CostAware(_BestFirstBudgets):
         assert scores is not None
         budgets = np.array([choose_budget(row, costs) for row in scores], np.int32)
         return {"budget": budgets, "capacity": self.max_budget}
-
-
-def named_policies() -> dict[str, Policy]:
-    """Return ready-made policies of at most 64 nodes besides the root, by name.
-
-    Examples
-    --------
-    >>> len(named_policies())
-    14
-    """
-    policies: list[Policy] = [
-        chain(8),
-        chain(15),
-        BestFirst(16),
-        BestFirst(32),
-        BestFirst(64),
-        BestFirst(64, spine=8),
-        BestFirst(64, max_children=2),
-        BestFirst(64, max_depth=8),
-        BestFirst(64, min_path_score=math.log(0.01), label="best-first 64, p >= 0.01"),
-        EntropyBudget(8, 64),
-        CostAware(64, LinearCost(fixed_us=40.0, per_node_us=1.0), label="cost-aware 64, 40 + n"),
-        FixedTree(MEDUSA_63, "Medusa 63"),
-        FixedTree.from_widths((4, 2, 2, 1)),
-        FixedTree.from_widths((1,) * 4 + (2,) * 3, "fixed 4-chain, then binary"),
-    ]
-    return {policy.name: policy for policy in policies}

@@ -8,7 +8,8 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import ArgumentError, DTypeError
-from ddtree_cupy.explore.policies import Policy, check_policy
+from ddtree_cupy.explore.names import policy_of
+from ddtree_cupy.explore.policies import Policy
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import accept
 
@@ -125,14 +126,15 @@ class Replay(_Rounds):
         return f"Replay({self.policy!r}, rounds={self.num_rounds}, tokens_per_pass={self.tokens_per_pass:.3f})"
 
 
-def score(traces: Traces, policy: Policy) -> Outcomes:
+def score(traces: Traces, policy: Policy | str) -> Outcomes:
     """Run one round of a policy at every position.
 
     Parameters
     ----------
     traces : Traces
-    policy : Policy
-        A policy of this package, or any object with `name` and `build(candidates, root_token_ids)`.
+    policy : Policy or str
+        A policy of this package, the name of one (see `named_policy`), or any object with `name` and
+        `build(candidates, root_token_ids)`.
 
     Raises
     ------
@@ -142,7 +144,7 @@ def score(traces: Traces, policy: Policy) -> Outcomes:
         beyond: then unrecorded ranks might belong into the tree. Record with a larger `width`, or set a smaller budget.
     """
     Checker("replay").kind("traces", traces, Traces)
-    check_policy("replay", "policy", policy)
+    policy = policy_of("replay", "policy", policy)
     if traces.num_positions == 0:
         raise ArgumentError("replay: `traces` has no positions")
     parts = [
@@ -213,13 +215,14 @@ def _check_tree(policy: Policy, traces: Traces, tree: DraftTree, rows: slice) ->
         )
 
 
-def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, seed: int = 0) -> Replay:
+def replay(traces: Traces, policy: Policy | str, *, num_rounds: int | None = None, seed: int = 0) -> Replay:
     """Decode every prompt of the traces with a policy, without running a model.
 
     Parameters
     ----------
     traces : Traces
-    policy : Policy
+    policy : Policy or str
+        As in `score`.
     num_rounds : int, optional
         Draw prompts with replacement until there are this many rounds, at most ten million; default: each prompt once.
     seed : int
@@ -236,8 +239,7 @@ def replay(traces: Traces, policy: Policy, *, num_rounds: int | None = None, see
     Examples
     --------
     >>> traces = Traces.load()
-    >>> from ddtree_cupy.explore import BestFirst, chain
-    >>> replay(traces, chain(15)).tokens_per_pass < replay(traces, BestFirst(64)).tokens_per_pass
+    >>> replay(traces, "chain 15").tokens_per_pass < replay(traces, "best-first 64").tokens_per_pass
     True
     """
     outcomes = score(traces, policy)

@@ -1,25 +1,21 @@
-"""Tokens per pass and speedup, with bootstrap intervals over prompts, and their curves over the budget."""
+"""Tokens per pass, speedups and paired comparisons, each with a bootstrap interval over prompts."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy.errors import ArgumentError, DTypeError
-from ddtree_cupy.explore.costs import check_cost, cost_of
-from ddtree_cupy.explore.policies import BestFirst, Policy
+from ddtree_cupy.errors import ArgumentError
+from ddtree_cupy.explore.cost_tables import CostTable, checked_cost
+from ddtree_cupy.explore.costs import cost_of
 from ddtree_cupy.explore.replay import Replay
-from ddtree_cupy.explore.sweeps import sweep
-from ddtree_cupy.explore.traces import Traces
 
-__all__ = ["BudgetCurve", "Interval", "budget_curve", "speedup", "tokens_per_pass"]
+__all__ = ["Cost", "Interval", "bootstrap_settings", "checked_round_us", "compare", "speedup", "tokens_per_pass"]
 
 Array = npt.NDArray[np.floating[Any]]
-Cost = Callable[[int], float]
+Cost = Callable[[int], float] | CostTable
 _MOST_SAMPLES = 1_000_000  # of a bootstrap; all of them are held at once
 
 
@@ -56,9 +52,9 @@ def tokens_per_pass(result: Replay, *, samples: int = 1000, confidence: float = 
     seed : int
     """
     check = Checker("tokens_per_pass")
-    settings = _settings(check, samples, confidence, seed)
+    settings = bootstrap_settings(check, samples, confidence, seed)
     check.kind("result", result, Replay)
-    return _ratio(check, result, 1.0 + result.num_accepted, np.ones(result.num_rounds), *settings)
+    return _interval(settings, _tokens_per_pass(check, "result", result))
 
 
 def speedup(
@@ -77,8 +73,9 @@ def speedup(
     Parameters
     ----------
     result : Replay
-    cost : callable
-        A cost model, or any function of n, in the unit of `round_us`, whichever that is.
+    cost : callable or CostTable
+        A cost model, or any function of n, in the unit of `round_us`, whichever that is; a table of one number of
+        heads and one context.
     round_us : float
         The cost of a round besides the target's pass: drafting, building the tree, committing. Finite, at least 0.
     samples, confidence, seed
@@ -86,29 +83,122 @@ def speedup(
 
     Examples
     --------
-    >>> from ddtree_cupy.explore import LinearCost, chain, replay
-    >>> free = speedup(replay(Traces.load(), chain(15)), LinearCost(1.0, 0.0))
-    >>> free.value == tokens_per_pass(replay(Traces.load(), chain(15))).value  # nodes cost nothing
+    >>> from ddtree_cupy.explore import LinearCost, Traces, replay
+    >>> result = replay(Traces.load(), "chain 15")
+    >>> speedup(result, LinearCost(1.0, 0.0)).value == tokens_per_pass(result).value  # nodes cost nothing
     True
     """
     check = Checker("speedup")
-    settings = _settings(check, samples, confidence, seed)
-    round_us = _round_us(check, round_us)
-    check_cost("speedup", cost)
+    settings = bootstrap_settings(check, samples, confidence, seed)
+    round_us = checked_round_us(check, round_us)
+    cost = checked_cost("speedup", cost)
     check.kind("result", result, Replay)
+    return _interval(settings, _speedup(check, "result", result, cost, round_us))
+
+
+def compare(
+    a: Replay,
+    b: Replay,
+    *,
+    cost: Cost | None = None,
+    round_us: float = 0.0,
+    samples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """Return how many times as many tokens per pass one policy has as another, and its paired interval.
+
+    value = tokens_per_pass(a) / tokens_per_pass(b), or with a cost speedup(a) / speedup(b)
+
+    Every bootstrap sample draws the same prompts for both, so what makes a text easy or hard for all policies drops
+    out. The interval is therefore narrower than those of the two values suggest; one that does not contain 1 says that
+    the policies differ on such texts.
+
+    Parameters
+    ----------
+    a, b : Replay
+        Replays of the same traces, each prompt once (without `num_rounds`).
+    cost, round_us
+        As in `speedup`. Default: tokens are counted, whatever a pass costs.
+    samples, confidence, seed
+        As in `tokens_per_pass`.
+
+    Raises
+    ------
+    ArgumentError
+        The replays are not of the same prompts, each decoded once and to its end, as far as positions tell.
+
+    Examples
+    --------
+    >>> from ddtree_cupy.explore import Traces, replay
+    >>> traces = Traces.load()
+    >>> print(compare(replay(traces, "best-first 64"), replay(traces, "chain 15")))
+    1.38 (1.28 to 1.47)
+    """
+    check = Checker("compare")
+    settings = bootstrap_settings(check, samples, confidence, seed)
+    round_us = checked_round_us(check, round_us)
+    cost = None if cost is None else checked_cost("compare", cost)
+    for name, result in (("a", a), ("b", b)):
+        check.kind(name, result, Replay)
+        _check_decoded_once(name, result)
+    sums = [
+        _tokens_per_pass(check, name, result) if cost is None else _speedup(check, name, result, cost, round_us)
+        for name, result in (("a", a), ("b", b))
+    ]
+    if not _covers_same_texts(a, b):
+        raise ArgumentError(
+            "compare: `b` is not a replay of the texts of `a`, expected whole replays of the same traces: "
+            "replay(traces, policy) for both"
+        )
+    return _interval(settings, *sums)
+
+
+def _check_decoded_once(name: str, result: Replay) -> None:
+    if len(np.unique(result.draws)) != len(np.unique(result.prompts)):
+        raise ArgumentError(
+            f"compare: `{name}` has prompts that were drawn more than once, expected each once: a replay without "
+            f"`num_rounds`"
+        )
+
+
+def _covers_same_texts(a: Replay, b: Replay) -> bool:
+    """Return whether both have the same prompts from the same first position to the same end.
+
+    A text ends inside the last round of either, so each last round begins before the other ends.
+    """
+    edges = []
+    for result in (a, b):
+        prompts, first = np.unique(result.prompts, return_index=True)
+        last = result.num_rounds - 1 - np.unique(result.prompts[::-1], return_index=True)[1]
+        starts = result.positions[last]
+        edges.append((prompts, result.positions[first], starts, starts + 1 + result.num_accepted[last]))
+    (prompts, first, starts, ends), (others, other_first, other_starts, other_ends) = edges
+    same = np.array_equal(prompts, others) and np.array_equal(first, other_first)
+    return same and bool((starts < other_ends).all() and (other_starts < ends).all())
+
+
+def _tokens_per_pass(check: Checker, name: str, result: Replay) -> tuple[Array, Array]:
+    return _by_prompt(check, name, result, 1.0 + result.num_accepted, np.ones(result.num_rounds))
+
+
+def _speedup(
+    check: Checker, name: str, result: Replay, cost: Callable[[int], float], round_us: float
+) -> tuple[Array, Array]:
     sizes, inverse = np.unique(result.num_nodes, return_inverse=True)
-    costs = np.array([cost_of("speedup", cost, size) for size in (0, *(sizes - 1).tolist())])
-    return _ratio(check, result, (1.0 + result.num_accepted) * costs[0], costs[1:][inverse] + round_us, *settings)
+    costs = np.array([cost_of(check.function, cost, size) for size in (0, *(sizes - 1).tolist())])
+    return _by_prompt(check, name, result, (1.0 + result.num_accepted) * costs[0], costs[1:][inverse] + round_us)
 
 
-def _round_us(check: Checker, round_us: float) -> float:
+def checked_round_us(check: Checker, round_us: float) -> float:
+    """Return the cost of a round besides the target's pass after checking it."""
     found = check.real("round_us", round_us)
     if found < 0:
         raise ArgumentError(f"{check.function}: `round_us` is {round_us!r}, expected a finite number >= 0")
     return found
 
 
-def _settings(check: Checker, samples: int, confidence: float, seed: int) -> tuple[int, float, int]:
+def bootstrap_settings(check: Checker, samples: int, confidence: float, seed: int) -> tuple[int, float, int]:
     """Return the settings of a bootstrap after checking them."""
     samples = check.integer("samples", samples, low=1)
     check.integer("samples", samples, low=1, high=_MOST_SAMPLES)
@@ -119,124 +209,26 @@ def _settings(check: Checker, samples: int, confidence: float, seed: int) -> tup
     return samples, share, seed
 
 
-def _ratio(
-    check: Checker, result: Replay, gains: Array, spent: Array, samples: int, confidence: float, seed: int
-) -> Interval:
-    """Ratio of sums, with prompts drawn with replacement; prompts without rounds are ignored."""
+def _by_prompt(check: Checker, name: str, result: Replay, gains: Array, spent: Array) -> tuple[Array, Array]:
+    """Sum what the rounds gain and spend over each prompt; prompts without rounds are left out."""
     if result.num_rounds == 0:
-        raise ArgumentError(f"{check.function}: `result` has no rounds, expected at least one")
-    prompts, of_round = np.unique(result.prompts, return_inverse=True)
-    gain, cost = (np.bincount(of_round, weights) for weights in (gains, spent))
-    value = float(gain.sum() / cost.sum())
-    if len(prompts) < 2:
+        raise ArgumentError(f"{check.function}: `{name}` has no rounds, expected at least one")
+    of_round = np.unique(result.prompts, return_inverse=True)[1]
+    return np.bincount(of_round, gains).astype(np.float64), np.bincount(of_round, spent).astype(np.float64)
+
+
+def _interval(settings: tuple[int, float, int], *sums: tuple[Array, Array]) -> Interval:
+    """Ratio of sums over prompts, or that ratio over a second one; samples draw prompts with replacement."""
+    samples, confidence, seed = settings
+    value = float(_first_over_second([gain.sum() / cost.sum() for gain, cost in sums]))
+    count = len(sums[0][0])
+    if count < 2:
         return Interval(value, np.nan, np.nan)
-    drawn = np.random.default_rng(seed).integers(len(prompts), size=(samples, len(prompts)))
-    low, high = np.quantile(gain[drawn].sum(1) / cost[drawn].sum(1), [(1 - confidence) / 2, (1 + confidence) / 2])
+    drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
+    ratios = _first_over_second([gain[drawn].sum(1) / cost[drawn].sum(1) for gain, cost in sums])
+    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(value, float(low), float(high))
 
 
-@dataclass(frozen=True, eq=False)
-class BudgetCurve:
-    """One policy at several budgets.
-
-    Attributes
-    ----------
-    budgets : tuple of int
-    tokens_per_pass, speedup : tuple of Interval
-        One per budget; `speedup` is empty without a cost model.
-    expected_tokens_per_pass : float64 array
-        The expectation under the draft marginals, as a mean over the same rounds; NaN for trees without path scores.
-    replays : tuple of Replay
-    """
-
-    budgets: tuple[int, ...]
-    tokens_per_pass: tuple[Interval, ...]
-    speedup: tuple[Interval, ...]
-    expected_tokens_per_pass: npt.NDArray[np.float64]
-    replays: tuple[Replay, ...]
-
-    @property
-    def best_budget(self) -> int:
-        """The budget of the highest speedup, the smallest on ties; without a cost model, of the most tokens.
-
-        NaN values are ignored; ArgumentError if there is no other value.
-        """
-        values = np.array([interval.value for interval in self.speedup or self.tokens_per_pass])
-        if np.isnan(values).all():
-            raise ArgumentError(f"BudgetCurve.best_budget: the values are {values.tolist()}, expected a number")
-        known = np.where(np.isnan(values), -np.inf, values)
-        return min(budget for budget, value in zip(self.budgets, known, strict=True) if value == known.max())
-
-    def with_cost(self, cost: Cost, *, round_us: float = 0.0, samples: int = 1000, seed: int = 0) -> "BudgetCurve":
-        """Return the same rounds under another cost model; nothing is replayed.
-
-        Parameters
-        ----------
-        cost : callable
-        round_us, samples, seed
-            As in `speedup`.
-        """
-        gains = tuple(speedup(r, cost, round_us=round_us, samples=samples, seed=seed) for r in self.replays)
-        return BudgetCurve(self.budgets, self.tokens_per_pass, gains, self.expected_tokens_per_pass, self.replays)
-
-
-def budget_curve(
-    traces: Traces,
-    budgets: Sequence[int],
-    *,
-    policy: Callable[[int], Policy] = BestFirst,
-    cost: Cost | None = None,
-    round_us: float = 0.0,
-    samples: int = 1000,
-    seed: int = 0,
-    executor: Executor | None = None,
-    progress: bool = True,
-) -> BudgetCurve:
-    """Replay a policy at several budgets and weigh the tokens against their cost.
-
-    Parameters
-    ----------
-    traces : Traces
-    budgets : sequence of int
-        At least one.
-    policy : callable
-        From a budget to a policy, such as `BestFirst`, `chain` or a lambda; called in this process.
-    cost : callable, optional
-        A cost model, or any function of the nodes besides the root.
-    round_us, samples, seed
-        As in `speedup`.
-    executor, progress
-        As in `sweep`.
-
-    Examples
-    --------
-    >>> from ddtree_cupy.explore import LinearCost
-    >>> curve = budget_curve(Traces.load(), (4, 16, 64), cost=LinearCost(fixed_us=40.0, per_node_us=1.0))
-    >>> curve.best_budget, curve.with_cost(LinearCost(fixed_us=4000.0, per_node_us=1.0)).best_budget
-    (16, 64)
-    """
-    check = Checker("budget_curve")
-    check.kind("traces", traces, Traces)
-    given = check.items("budgets", budgets)
-    budgets = [check.integer(f"budgets[{at}]", budget, low=0) for at, budget in enumerate(given)]
-    if not budgets:
-        raise ArgumentError("budget_curve: `budgets` is empty, expected at least one budget")
-    _settings(check, samples, 0.95, seed)  # before the replays, which take longer
-    _round_us(check, round_us)
-    if cost is not None:
-        check_cost("budget_curve", cost)
-        cost_of("budget_curve", cost, 0)
-    if not callable(policy):
-        raise DTypeError(
-            f"budget_curve: `policy` is {type(policy).__name__}, expected a function from a budget to a policy, such "
-            f"as BestFirst"
-        )
-    replays = tuple(sweep(traces, [policy(budget) for budget in budgets], executor=executor, progress=progress))
-    curve = BudgetCurve(
-        budgets=tuple(budgets),
-        tokens_per_pass=tuple(tokens_per_pass(result, samples=samples, seed=seed) for result in replays),
-        speedup=(),
-        expected_tokens_per_pass=np.array([result.expected_tokens.mean() for result in replays]),
-        replays=replays,
-    )
-    return curve if cost is None else curve.with_cost(cost, round_us=round_us, samples=samples, seed=seed)
+def _first_over_second(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values[0] / values[1]

@@ -7,7 +7,8 @@ from typing import Any
 from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
 from ddtree_cupy.errors import DTypeError
-from ddtree_cupy.explore.policies import Policy, check_policy
+from ddtree_cupy.explore.names import policy_of
+from ddtree_cupy.explore.policies import Policy
 from ddtree_cupy.explore.replay import Replay, replay
 from ddtree_cupy.explore.traces import Traces
 
@@ -16,7 +17,7 @@ __all__ = ["sweep"]
 
 def sweep(
     traces: Traces,
-    policies: Iterable[Policy],
+    policies: Iterable[Policy | str],
     *,
     num_rounds: int | None = None,
     seed: int = 0,
@@ -28,7 +29,8 @@ def sweep(
     Parameters
     ----------
     traces : Traces
-    policies : iterable of Policy
+    policies : iterable of Policy or str
+        As in `score`.
     num_rounds, seed
         As in `replay`. The same prompts are drawn for every policy.
     executor : concurrent.futures.Executor, optional
@@ -44,16 +46,14 @@ def sweep(
 
     Examples
     --------
-    >>> from ddtree_cupy.explore import BestFirst, chain
-    >>> results = sweep(Traces.load().select([0, 1]), [chain(15), BestFirst(16)], num_rounds=100)
+    >>> results = sweep(Traces.load().select([0, 1]), ["chain 15", "best-first 16"], num_rounds=100)
     >>> [(result.policy, result.num_rounds) for result in results]
     [('chain 15', 100), ('best-first 16', 100)]
     """
     check = Checker("sweep")
     check.kind("traces", traces, Traces)
-    todo = check.items("policies", policies)
-    for at, policy in enumerate(todo):
-        check_policy("sweep", f"policies[{at}]", policy)
+    given = check.items("policies", policies)
+    todo = [policy_of("sweep", f"policies[{at}]", policy) for at, policy in enumerate(given)]
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise DTypeError(f"sweep: `executor` is {type(executor).__name__}, expected one with `submit`, or None")
     options: dict[str, Any] = {"num_rounds": num_rounds, "seed": seed}

@@ -8,7 +8,20 @@ import pytest
 from ddtree_cupy.bench import measurements
 from ddtree_cupy.bench.sizes import attention_name
 from ddtree_cupy.errors import ArgumentError, WeightsError
-from ddtree_cupy.explore import CostTable, LinearCost, MeasuredCost, UserCost
+from ddtree_cupy.explore import (
+    BestFirst,
+    CostAware,
+    CostTable,
+    LinearCost,
+    MeasuredCost,
+    UserCost,
+    budget_curve,
+    chain,
+    compare,
+    compare_policies,
+    replay,
+    speedup,
+)
 from ddtree_cupy.explore.__main__ import main
 
 ABOUT = dict.fromkeys(("variant", "gpu", "date", "command", "dtype", "batch", "timing"), "made up")
@@ -182,3 +195,53 @@ def test_shipped_table_serves_every_budget_without_extrapolation(heads, context)
     assert times[256] > 3 * times[0]  # 257 nodes are far past the ridge everywhere
     with pytest.raises(ArgumentError, match="nodes 258"):
         cost(257)
+
+
+# a table where a cost is taken
+
+
+@pytest.fixture
+def taking(two_prompts):
+    """Every function that takes a cost, as name -> what it makes of one."""
+    first, second = (replay(two_prompts, name) for name in ("chain 3", "best-first 8"))
+    curve = budget_curve(two_prompts, (3, 8))
+    return {
+        "budget_curve": lambda cost: budget_curve(two_prompts, (3, 8), cost=cost).speedup,
+        "speedup": lambda cost: (curve.with_cost(cost).speedup, speedup(first, cost)),
+        "compare": lambda cost: compare(first, second, cost=cost),
+        "compare_policies": lambda cost: [
+            (row.speedup, row.ratio) for row in compare_policies(two_prompts, ["chain 3"], cost=cost)
+        ],
+        "CostAware": lambda cost: replay(two_prompts, CostAware(16, cost)).num_nodes.tolist(),
+    }
+
+
+def test_a_table_of_one_size_is_a_cost(taking):
+    rows = tuple((8, nodes, 1000, 10.0 + nodes) for nodes in (1, 65))
+    table = CostTable(rows, ABOUT)
+    for call in taking.values():
+        assert call(table) == call(MeasuredCost(table, heads=8, context=1000))
+
+
+def test_a_table_of_many_sizes_says_how_to_choose_one(taking):
+    table = CostTable.load()
+    for name, call in taking.items():
+        with pytest.raises(ArgumentError, match=rf"^{name}: `cost` is a CostTable of heads \[8, 64\] and") as caught:
+            call(table)
+        advice = str(caught.value).split("expected one of each: ")[1].split(", plus")[0]
+        assert call(eval(advice, {"MeasuredCost": MeasuredCost, "table": table}))
+
+
+@pytest.mark.parametrize("policy", ["best-first", "best-first, max_children 2", BestFirst])
+def test_budget_curve_asks_for_costs_before_it_replays(two_prompts, monkeypatch, policy):
+    def began(*arguments, **options):
+        raise AssertionError("a replay began")
+
+    monkeypatch.setattr("ddtree_cupy.explore.curves.sweep", began)
+    with pytest.raises(ArgumentError, match=r"UserCost: `budget` is 32, expected one in 0\.\.16"):
+        budget_curve(two_prompts, (4, 32), policy=policy, cost=UserCost((0, 16), (100.0, 116.0)))
+
+
+def test_budget_curve_asks_for_no_cost_that_no_tree_has(two_prompts):
+    cost = UserCost((0, 16), (100.0, 116.0))
+    assert budget_curve(two_prompts, (64,), policy=chain, cost=cost).speedup[0].value > 0  # chains end at 15

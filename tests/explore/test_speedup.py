@@ -26,7 +26,6 @@ from ddtree_cupy.explore import (
     sweep,
     tokens_per_pass,
 )
-from ddtree_cupy.explore.__main__ import main
 
 
 def bits(results):
@@ -173,10 +172,3 @@ def test_best_budget_takes_the_smallest_of_the_best_and_never_nan():
     for empty in (curve(), curve(np.nan)):
         with pytest.raises(ArgumentError, match=r"BudgetCurve\.best_budget: the values are \["):
             _ = empty.best_budget
-
-
-def test_policies_command_prints_every_policy(two_prompts, tmp_path, capsys):
-    two_prompts.save(tmp_path / "traces.npz")
-    assert main(["policies", str(tmp_path / "traces.npz")]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"\n{name}" in printed for name in named_policies())
