@@ -7,11 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array, library_of
-from ddtree_cupy.containers import drawing, topology, validation
+from ddtree_cupy.containers import interactive, topology, validation
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import DTypeError, ShapeError
 
 Array = Any
+
+_MOST_REQUESTS = 16  # of a batch, that a notebook draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,20 +306,28 @@ class DraftTree(Arrays):
         return f"DraftTree(num_nodes={int(self.num_nodes)}, depth={depth})"
 
     def _repr_html_(self) -> str | None:
-        """Draw an unbatched host tree of at most 64 nodes; None (plain repr) otherwise."""
-        if not isinstance(self.token_ids, np.ndarray) or self.is_batched or not 1 <= self.num_nodes <= 64:
+        """Draw host trees of at most 256 nodes, with a slider over the budget; None (plain repr) otherwise."""
+        if (
+            not isinstance(self.token_ids, np.ndarray)
+            or not 1 <= np.max(self.num_nodes, initial=0) <= interactive.MOST_DRAWN
+        ):
             return None
-        count = int(self.num_nodes)
-        scores = ["" if self.path_scores is None else f", path score {s:.3f} nats" for s in self._scores(count)]
-        labels = [str(token) for token in self.token_ids[:count]]
-        titles = [
-            f"node {i}, token {token}, depth {depth}{score}"
-            for i, (token, depth, score) in enumerate(zip(labels, self.depths[:count], scores, strict=True))
-        ]
-        return drawing.tree_svg(self.parents[:count].tolist(), labels, titles)
+        if not self.is_batched:
+            return self._html()
+        drawn = [tree._summary_and_html(request) for request, tree in enumerate(self[:_MOST_REQUESTS])]
+        rest = len(self) - len(drawn)
+        return interactive.batch_html(drawn + [(f"and {rest} more requests", None)] * (rest > 0))
 
-    def _scores(self, count: int) -> list[float]:
-        return [0.0] * count if self.path_scores is None else self.path_scores[:count].tolist()
+    def _summary_and_html(self, request: int) -> tuple[str, str | None]:
+        count = int(self.num_nodes)
+        if count == 0:
+            return f"request {request}: inactive", None
+        return f"request {request}: {count} nodes, depth {int(self.depths[:count].max())}", self._html()
+
+    def _html(self) -> str:
+        count = int(self.num_nodes)
+        scores = None if self.path_scores is None else self.path_scores[:count].tolist()
+        return interactive.tree_html(self.token_ids[:count].tolist(), self.parents[:count].tolist(), path_scores=scores)
 
     def validate(self) -> Self:
         """Check every value against the contract and return self; synchronises on CuPy arrays.

@@ -6,7 +6,8 @@ from typing import Any, Self
 import numpy as np
 
 from ddtree_cupy.containers import AcceptResult, DraftTree
-from ddtree_cupy.containers.drawing import node_positions
+from ddtree_cupy.containers.drawing import node_positions, shown
+from ddtree_cupy.containers.interactive import MOST_DRAWN, fates, tree_html
 from ddtree_cupy.viz import _base as c
 from ddtree_cupy.viz._arguments import Arguments, Array
 from ddtree_cupy.viz._base import Axes, Display
@@ -20,6 +21,8 @@ class TreeDisplay(Display):
 
     Nodes are coloured by score or, if `accepted` is given, by fate: the accepted path, the children at its end that the
     target passed over, the bonus token as a hollow node behind it, and the nodes that the walk never reached.
+    A notebook shows a display of at most 256 nodes that `plot` has not drawn as HTML, with a slider over the budget and
+    notes on the nodes: the text of the path, its probability, the score at which it entered, the target's next token.
 
     Parameters
     ----------
@@ -68,7 +71,7 @@ class TreeDisplay(Display):
         count = len(self.token_ids)
         if count == 0:
             raise check.error("`token_ids` is empty, expected at least the root")
-        say = labels if callable(labels) else str
+        self._say = say = labels if callable(labels) else str
         texts = [say(int(token)) for token in self.token_ids] if labels is None or callable(labels) else labels
         check.same_length("token_ids", self.token_ids, parents=self.parents, labels=texts)
         bad = np.flatnonzero((self.parents >= np.arange(count)) | (self.parents < (np.arange(count) > 0) - 1))
@@ -84,6 +87,7 @@ class TreeDisplay(Display):
         self.bonus_token = None if bonus_token is None else check.integer("bonus_token", bonus_token, low=-1)
         self._check_path(check)
         with_bonus = self.parents.tolist()
+        self._has_texts = labels is not None
         self.labels = [*map(str, texts), *([say(int(self.bonus_token or 0))] if self._has_bonus else [])]
         if self.accepted is not None and self._has_bonus:
             with_bonus.append(int(self.accepted[-1]))
@@ -243,7 +247,7 @@ class TreeDisplay(Display):
             order.sort(key=lambda n: n not in first)
         bonus_parent = [] if self.accepted is None or not self._has_bonus else self.accepted[-1:].tolist()
         inner = {*self.parents.tolist(), *bonus_parent}
-        wanted = [(*self.positions[n], self.labels[n], n in inner) for n in order]
+        wanted = [(*self.positions[n], shown(self.labels[n]), n in inner) for n in order]
         options = {"fontsize": font_size, "zorder": 4, **kw}
         drawn = dict(zip(order, c.place_labels(ax, wanted, self._size(ax) ** 0.5 / 2, **options), strict=True))
         return [drawn[n] for n in sorted(drawn) if drawn[n] is not None]
@@ -252,12 +256,33 @@ class TreeDisplay(Display):
         """Return one colour per node: accepted, passed over by the target at the end of the path, or never reached."""
         if self.accepted is None:
             raise self._check("fate_colors").error("`accepted` is None, expected the accepted path")
-        colors = [_UNREACHED] * len(self.parents)
-        for n in np.flatnonzero(self.parents == self.accepted[-1]):
-            colors[n] = c.VERMILLION
-        for n in self.accepted:
-            colors[n] = c.GREEN
-        return colors
+        colors = {"accepted": c.GREEN, "refused": c.VERMILLION, "unreached": _UNREACHED}
+        return [colors[fate] for fate in fates(self.parents.tolist(), self.accepted.tolist())]
+
+    def _repr_html_(self) -> str | None:
+        """Draw a tree of at most 256 nodes to play with; None where there are more, or `plot` has drawn it."""
+        count = len(self.parents)
+        if hasattr(self, "figure_") or count > MOST_DRAWN:
+            return None
+        path, scores = (None if array is None else array.tolist() for array in (self.accepted, self.path_scores))
+        return tree_html(
+            self.token_ids.tolist(),
+            self.parents.tolist(),
+            labels=self.labels[:count] if self._has_texts else None,
+            path_scores=scores,
+            accepted=path,
+            bonus=(int(self.bonus_token or 0), self.labels[-1]) if self._has_bonus else None,
+            target_words=self._target_words(),
+        )
+
+    def _target_words(self) -> list[str | None] | None:
+        """Return the text of the target's token behind each node, None where it is negative, so unknown."""
+        if self.target_token_ids is None:
+            return None
+        nodes = zip(self.parents.tolist(), self.token_ids.tolist(), self.labels, strict=False)
+        children = {(parent, token): label for parent, token, label in nodes}
+        targets = enumerate(self.target_token_ids.tolist())
+        return [None if t < 0 else children.get((n, t)) or self._say(t) for n, t in targets]
 
     def _curve(self, start: int, stop: int) -> Any:
         (x0, y0), (x1, y1) = self.positions[start], self.positions[stop]

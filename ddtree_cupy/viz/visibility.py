@@ -6,6 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from ddtree_cupy.containers import DraftTree, Visibility
+from ddtree_cupy.containers.drawing import shown
 from ddtree_cupy.containers.topology import pack_visibility
 from ddtree_cupy.errors import DTypeError, ShapeError
 from ddtree_cupy.viz import _base as c
@@ -59,7 +60,7 @@ class VisibilityDisplay(Display):
         self.visibility = matrix
         self.visibility_bits = pack_visibility(matrix)
         self.context_len = check.integer("context_len", context_len, low=0)
-        self.labels = [str(n) for n in range(len(matrix))] if labels is None else [str(text) for text in labels]
+        self.labels = [str(n) for n in range(len(matrix))] if labels is None else [shown(str(text)) for text in labels]
 
     @classmethod
     def from_tree(

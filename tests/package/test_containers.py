@@ -566,21 +566,3 @@ def test_containers_print_their_sizes():
     assert repr(_result().without_batch()) == "AcceptResult(accepted=[0, 1, 3], num_accepted=2, bonus_token=7)"
     assert repr(_result()) == "AcceptResult(shape=(2, 4))"
     assert repr(DraftTree.from_parents([-1, -1], [-1, -1])) == "DraftTree(num_nodes=0, depth=0)"
-
-
-def test_draft_tree_draws_svg_up_to_64_nodes():
-    drawing = t6()._repr_html_()
-    assert drawing.startswith("<svg")
-    assert drawing.count("<circle") == 6
-    assert drawing.count("<path") == 5
-    assert "node 5, token 20, depth 2" in drawing
-    scored = replace(t6(), path_scores=np.log([1, 0.6, 0.3, 0.3, 0.24, 0.15]))
-    assert "path score -0.511 nats" in scored._repr_html_()
-
-    def chain(count):
-        return DraftTree.from_parents(range(count), range(-1, count - 1))
-
-    assert chain(64)._repr_html_().count("<circle") == 64
-    assert chain(65)._repr_html_() is None
-    assert t6().with_batch()._repr_html_() is None
-    assert DraftTree.from_parents([-1], [-1])._repr_html_() is None

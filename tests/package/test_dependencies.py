@@ -24,7 +24,7 @@ ALLOWED = {
     "_check": {"errors", "_overlap"},
     "_files": {"errors"},
     "_terminal": {"errors"},
-    "containers": CONTAINERS | {"_files"},
+    "containers": CONTAINERS | {"_files", "_terminal"},
     "kernels": {"errors", "_check", "_overlap"},
     "compile_check": {"errors", "kernels"},
     "emulate": {"errors", "_check", "kernels"},

@@ -113,3 +113,30 @@ def test_plot_draws_texts_as_they_are(display):
 def test_plot_draws_the_name_of_a_row_as_it_is():
     display = draw(viz.VisibilityDisplay(np.eye(12, dtype=bool), labels=["$$"] * 12).plot(row=3))
     assert "bits of row 3 ($$)" in texts(display.ax_.texts)
+
+
+def test_a_tree_that_is_not_drawn_shows_itself_as_html():
+    tree = toy_tree()
+    display = viz.TreeDisplay.from_tree(
+        tree, result=accept(tree, TARGETS), target_token_ids=TARGETS, labels=lambda token: f" <{token}>\n"
+    )
+    html = display._repr_html_()
+    assert html.count("data-node=") == 7  # with the bonus token
+    assert "path:  &lt;" not in html  # a space at the end is seen
+    assert "path: ␣&lt;" in html
+    assert "next token of the target: ␣&lt;" in html
+    assert 'class="bonus"' in html
+    assert display.plot()._repr_html_() is None
+    assert viz.TreeDisplay(range(257), range(-1, 256))._repr_html_() is None
+
+
+def test_the_target_is_named_by_the_child_that_it_takes():
+    display = viz.TreeDisplay([5, 6, 6], [-1, 0, 1], target_token_ids=[6, 6, -1], labels=["a", "b", "c"])
+    assert display._target_words() == ["b", "c", None]
+    assert display._repr_html_().count("next token of the target") == 2
+
+
+def test_labels_show_controls_and_spaces():
+    display = draw(viz.TreeDisplay([5, 6, 7], [-1, 0, 1], labels=["a", "\n", " the"]).plot())
+    assert texts(display.labels_) == ["a", "\\n", "␣the"]
+    assert viz.VisibilityDisplay(np.eye(2, dtype=bool), labels=["\n", " the"]).labels == ["\\n", "␣the"]
