@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint lossless curve tsan notebooks cluster gpu-test sanitize bench measure tables clean
+.PHONY: demo test test-all browser-test lint lossless curve tsan notebooks cluster gpu-test sanitize bench measure tables clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
@@ -17,6 +17,9 @@ test: .venv/with-test  ## the tests of the package, without a GPU
 test-all: .venv/with-test  ## and the slow ones: nested sanitizers, planted faults, all architectures, notebooks
 	$(PYTEST)
 	HYPOTHESIS_PROFILE=dev $(PYTEST) -m "not slow" $(PROPERTIES)  # drawn anew each time, unlike the `ci` profile
+
+browser-test: .venv/with-test .venv/with-browser  ## pages in a headless Chromium; skipped where there is none
+	$(BIN)/python -m pytest -q -rs -m browser tests/browser
 
 lint: .venv/with-lint .venv/with-test  ## style, docstrings, types
 	$(BIN)/ruff check .
