@@ -6,6 +6,7 @@ verification pass (`budget_curve`, `speedup`), and see how far two policies diff
 """
 
 from ddtree_cupy.explore.comparison import PolicyRow, compare_policies, policy_table
+from ddtree_cupy.explore.continuations import Continuations, continuations
 from ddtree_cupy.explore.cost_tables import CostTable, MeasuredCost
 from ddtree_cupy.explore.costs import CostModel, LinearCost, UserCost
 from ddtree_cupy.explore.curves import BudgetCurve, budget_curve
@@ -21,6 +22,7 @@ from ddtree_cupy.explore.traces import Traces
 __all__ = [
     "BestFirst",
     "BudgetCurve",
+    "Continuations",
     "CostAware",
     "CostModel",
     "CostTable",
@@ -39,6 +41,7 @@ __all__ = [
     "chain",
     "compare",
     "compare_policies",
+    "continuations",
     "named_policies",
     "named_policy",
     "policy_table",

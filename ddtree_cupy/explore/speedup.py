@@ -12,7 +12,16 @@ from ddtree_cupy.explore.cost_tables import CostTable, checked_cost
 from ddtree_cupy.explore.costs import cost_of
 from ddtree_cupy.explore.replay import Replay
 
-__all__ = ["Cost", "Interval", "bootstrap_settings", "checked_round_us", "compare", "speedup", "tokens_per_pass"]
+__all__ = [
+    "Cost",
+    "Interval",
+    "bootstrap_settings",
+    "checked_round_us",
+    "compare",
+    "ratio_over_prompts",
+    "speedup",
+    "tokens_per_pass",
+]
 
 Array = npt.NDArray[np.floating[Any]]
 Cost = Callable[[int], float] | CostTable
@@ -209,12 +218,23 @@ def bootstrap_settings(check: Checker, samples: int, confidence: float, seed: in
     return samples, share, seed
 
 
+def ratio_over_prompts(
+    check: Checker, prompts: npt.NDArray[np.int32], gains: Array, spent: Array, samples: int, seed: int
+) -> Interval:
+    """Return sum(gains) / sum(spent) with the 95 % interval over prompts; entry i belongs to prompts[i]."""
+    return _interval(bootstrap_settings(check, samples, 0.95, seed), _sums(prompts, gains, spent))
+
+
 def _by_prompt(check: Checker, name: str, result: Replay, gains: Array, spent: Array) -> tuple[Array, Array]:
     """Sum what the rounds gain and spend over each prompt; prompts without rounds are left out."""
     if result.num_rounds == 0:
         raise ArgumentError(f"{check.function}: `{name}` has no rounds, expected at least one")
-    of_round = np.unique(result.prompts, return_inverse=True)[1]
-    return np.bincount(of_round, gains).astype(np.float64), np.bincount(of_round, spent).astype(np.float64)
+    return _sums(result.prompts, gains, spent)
+
+
+def _sums(prompts: npt.NDArray[np.int32], gains: Array, spent: Array) -> tuple[Array, Array]:
+    which = np.unique(prompts, return_inverse=True)[1]
+    return np.bincount(which, gains).astype(np.float64), np.bincount(which, spent).astype(np.float64)
 
 
 def _interval(settings: tuple[int, float, int], *sums: tuple[Array, Array]) -> Interval:

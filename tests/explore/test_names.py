@@ -11,6 +11,7 @@ from ddtree_cupy.explore import (
     budget_curve,
     chain,
     compare_policies,
+    continuations,
     named_policies,
     named_policy,
     replay,
@@ -42,6 +43,7 @@ def test_a_name_is_taken_wherever_a_policy_is(two_prompts):
     assert {result.num_accepted.tobytes() for result in found[:3]} == {wanted.num_accepted.tobytes()}
     row = compare_policies(two_prompts, [name], against=name)[0]
     assert (row.policy, row.against, row.ratio.value) == (name, name, 1.0)
+    assert continuations(two_prompts, name).policy == name
 
 
 @pytest.mark.parametrize(
