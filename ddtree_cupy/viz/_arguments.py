@@ -49,6 +49,14 @@ class Arguments(Checker):
             raise self.error(f"`{name}` is {array.shape}, expected {ndim} axes", ShapeError)
         return array
 
+    def result(self, name: str, value: Any, expected: str, *attributes: str) -> None:
+        """Check that `value` is a result with these attributes; `expected` says which function returns it."""
+        missing = [attribute for attribute in attributes if not hasattr(value, attribute)]
+        if isinstance(value, type) or missing:
+            what = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            lacks = f" (no `{missing[0]}`)" if missing else ""
+            raise self.error(f"`{name}` is {what}{lacks}, expected {expected}", DTypeError)
+
     def positive(self, name: str, array: Floats) -> None:
         """Check that all values are finite and above 0."""
         if not ((array > 0) & np.isfinite(array)).all():

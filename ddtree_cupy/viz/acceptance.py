@@ -94,15 +94,61 @@ class AcceptanceDisplay(Display):
             for b, count in enumerate(result.num_accepted.tolist()):
                 if count >= 0:
                     found.append(_ranks(tree.parents[b], result.accepted[b, 1 : count + 1]))
-        ranks = np.full((len(found), max(map(len, found), default=0)), -1)
-        for row, values in zip(ranks, found, strict=True):
-            row[: len(values)] = values
-        return cls(np.array([len(values) for values in found], np.int64), hit_ranks=ranks)
+        return cls._from_ranks(found)
 
     @classmethod
     def from_tree(cls, tree: DraftTree, result: AcceptResult) -> Self:
         """Take one tree, usually a batched one, and its result."""
         return cls.from_rounds([tree], [result])
+
+    @classmethod
+    def from_replay(cls, replay: Any) -> Self:
+        """Take the rounds of `explore.replay`, or of `explore.score` all positions; ranks are those of the drafter.
+
+        Parameters
+        ----------
+        replay : Replay or Outcomes
+
+        Examples
+        --------
+        >>> from ddtree_cupy.explore import Traces, replay
+        >>> result = replay(Traces.load(), "best-first 64")
+        >>> bool(AcceptanceDisplay.from_replay(result).num_accepted.mean() + 1 == result.tokens_per_pass)
+        True
+        """
+        check = cls._check("from_replay")
+        check.result("replay", replay, "the Replay of explore.replay", "num_accepted", "hit_ranks")
+        return cls(replay.num_accepted, hit_ranks=replay.hit_ranks, rank_of="drafter")
+
+    @classmethod
+    def from_generation(cls, *generations: Any) -> Self:
+        """Take all rounds of `decode.generate`, of one text or several; ranks are those among siblings.
+
+        Parameters
+        ----------
+        *generations : Generation
+            At least one. A round counts the drafts that became text, so one that ended the text may count fewer than
+            were accepted.
+        """
+        check = cls._check("from_generation")
+        found: list[list[int]] = []
+        for at, generation in enumerate(generations):
+            check.result(f"generations[{at}]", generation, "the Generation of decode.generate", "rounds")
+            for r in generation.rounds:
+                tree, path = r.tree.to("numpy"), [0]
+                for token in r.token_ids[: r.num_drafted]:
+                    is_next = (tree.parents == path[-1]) & (tree.token_ids == token)
+                    path.append(int(np.flatnonzero(is_next)[0]))
+                found.append(_ranks(tree.parents, np.array(path[1:], np.int64)))
+        return cls._from_ranks(found)
+
+    @classmethod
+    def _from_ranks(cls, found: list[list[int]]) -> Self:
+        """Take the rank of each accepted node of each round."""
+        ranks = np.full((len(found), max(map(len, found), default=0)), -1)
+        for row, values in zip(ranks, found, strict=True):
+            row[: len(values)] = values
+        return cls(np.array([len(values) for values in found], np.int64), hit_ranks=ranks)
 
     def stop_rates(self) -> Any:
         """Return float64 (deepest + 1,): fraction of rounds that accepted exactly d tokens."""

@@ -130,6 +130,36 @@ class BudgetDisplay(Display):
         expected = np.cumsum(np.exp(one.path_scores[:count]))
         return cls(np.arange(count), expected=expected, cost=cost, baseline_cost=baseline_cost)
 
+    @classmethod
+    def from_curve(cls, curve: Any) -> Self:
+        """Take tokens per pass, speedups and their intervals from `explore.budget_curve`.
+
+        Parameters
+        ----------
+        curve : BudgetCurve
+            Its budgets may be in any order. With a cost, a pass of a budget costs what the mean round of that budget
+            did; without path scores in every tree, nothing is drawn as expected.
+
+        Examples
+        --------
+        >>> from ddtree_cupy.explore import LinearCost, Traces, budget_curve
+        >>> curve = budget_curve(Traces.load(), (4, 16, 64), cost=LinearCost(fixed_us=40.0, per_node_us=1.0))
+        >>> BudgetDisplay.from_curve(curve).best_budget() == curve.best_budget
+        True
+        """
+        check = cls._check("from_curve")
+        names = ("budgets", "tokens_per_pass", "speedup", "expected_tokens_per_pass")
+        check.result("curve", curve, "the BudgetCurve of explore.budget_curve", *names)
+        budgets = check.integers("curve.budgets", curve.budgets)
+        order = np.argsort(budgets, kind="stable")
+        tokens = check.floats("curve.tokens_per_pass", curve.tokens_per_pass, 2)[order]
+        expected = check.floats("curve.expected_tokens_per_pass", curve.expected_tokens_per_pass, 1)[order]
+        arrays = dict(zip(("realised", "realised_low", "realised_high"), tokens.T, strict=True))
+        if len(curve.speedup):
+            gains = check.floats("curve.speedup", curve.speedup, 2)[order]
+            arrays |= {"cost": tokens[:, 0] / gains[:, 0], "speedup_low": gains[:, 1], "speedup_high": gains[:, 2]}
+        return cls(budgets[order], expected=None if np.isnan(expected).any() else expected, **arrays)
+
     def speedup(self, which: str) -> Any:
         """Return float64 (n,): tokens per pass over the cost of a pass, for `which` = "expected" or "realised"."""
         self._check("speedup").choice("which", which, ("expected", "realised"))

@@ -20,8 +20,11 @@ class ErrorDisplay(Display):
     allowed : float array that broadcasts to `error`
         The bound of every entry.
     rms_error, rms_allowed : float, optional
-        The second half of the float rule, both or neither: root mean squares over the finite entries, shown in the
+        The second part of the float rule, both or neither: root mean squares over the finite entries, shown in the
         legend. Without them, only the bounds of the entries are shown.
+    bias, bias_allowed : float, optional
+        The third part, of 16-bit floats, both or neither: the mean error away from zero in ulps, and the largest
+        magnitude that it may have.
 
     Attributes
     ----------
@@ -43,7 +46,14 @@ class ErrorDisplay(Display):
     """
 
     def __init__(
-        self, error: Array, allowed: Array, *, rms_error: float | None = None, rms_allowed: float | None = None
+        self,
+        error: Array,
+        allowed: Array,
+        *,
+        rms_error: float | None = None,
+        rms_allowed: float | None = None,
+        bias: float | None = None,
+        bias_allowed: float | None = None,
     ) -> None:
         check = self._check()
         self.error = check.floats("error", error)
@@ -54,10 +64,34 @@ class ErrorDisplay(Display):
         if (self.error < 0).any() or not (np.isfinite(self.allowed) & (self.allowed >= 0)).all():
             raise check.error("`error` or `allowed` holds values below 0, or `allowed` infinite ones")
         check.both_or_none(rms_error=rms_error, rms_allowed=rms_allowed)
-        self.rms_error, self.rms_allowed = (
-            None if value is None else float(check.floats(argument, value, 0))
-            for argument, value in (("rms_error", rms_error), ("rms_allowed", rms_allowed))
+        check.both_or_none(bias=bias, bias_allowed=bias_allowed)
+        given = {"rms_error": rms_error, "rms_allowed": rms_allowed, "bias": bias, "bias_allowed": bias_allowed}
+        self.rms_error, self.rms_allowed, self.bias, self.bias_allowed = (
+            None if value is None else float(check.floats(argument, value, 0)) for argument, value in given.items()
         )
+
+    @classmethod
+    def from_judgement(cls, judgement: Any) -> Self:
+        """Take the `Judgement` of `ddtree_cupy.testing.tolerance.judge`: its worst entry, and the other two parts.
+
+        Parameters
+        ----------
+        judgement : Judgement
+            It holds no other entries; `from_arrays` draws all of them.
+
+        Examples
+        --------
+        >>> from ddtree_cupy.testing.tolerance import judge
+        >>> judgement = judge([1.0, 2.25], [1.0, 2.0], [1.0, 2.0], floor=0.5)
+        >>> display = ErrorDisplay.from_judgement(judgement)
+        >>> display.num_failures, display.passes == judgement.passes
+        (0, True)
+        """
+        check = cls._check("from_judgement")
+        names = ("max_error", "max_allowed", "rms_error", "rms_allowed", "bias", "bias_allowed")
+        check.result("judgement", judgement, "the Judgement of testing.tolerance.judge", *names)
+        error, allowed, *others = (getattr(judgement, name) for name in names)
+        return cls([error], [allowed], **dict(zip(names[2:], others, strict=True)))
 
     @classmethod
     def from_arrays(cls, actual: Array, reference: Array, baseline: Array, *, floor: Array) -> Self:
@@ -112,12 +146,17 @@ class ErrorDisplay(Display):
 
     @property
     def passes(self) -> bool:
-        """Whether no entry is beyond its bound, and neither is the root mean square, if known."""
-        return self.num_failures == 0 and self._rms_passes
+        """Whether no entry is beyond its bound, and neither are root mean square and bias, if known."""
+        return self.num_failures == 0 and all(value <= allowed for _, value, allowed in self._parts())
 
-    @property
-    def _rms_passes(self) -> bool:
-        return self.rms_error is None or self.rms_allowed is None or self.rms_error <= self.rms_allowed
+    def _parts(self) -> list[tuple[str, float, float]]:
+        """Return name, value and bound of the other parts of the rule that are known and apply."""
+        parts = []
+        if self.rms_error is not None and self.rms_allowed is not None:
+            parts.append(("RMS", self.rms_error, self.rms_allowed))
+        if self.bias is not None and self.bias_allowed is not None and (self.bias or self.bias_allowed):
+            parts.append(("|bias|", abs(self.bias), self.bias_allowed))
+        return parts
 
     def ratios(self) -> Any:
         """Return float64 (N, H): the largest error over its bound of every node and head; inf where none is allowed.
@@ -168,16 +207,17 @@ class ErrorDisplay(Display):
         ax.set_xlim(bound.min() / 4, bound.max() * 4)
         ax.set_ylim(*ends)
         self._name_axes("allowed error (unit of the output)", "|kernel - reference| (exact on the lower edge)")
-        self.legend_ = c.legend_above(ax, [*ax.get_legend_handles_labels()[0], *self._rms_note()], columns=2)
+        self.legend_ = c.legend_above(ax, [*ax.get_legend_handles_labels()[0], *self._notes()], columns=2)
 
-    def _rms_note(self) -> list[Any]:
-        """Return a legend entry without a marker that has the root mean squares."""
+    def _notes(self) -> list[Any]:
+        """Return legend entries without a marker that have the other parts of the rule."""
         from matplotlib.lines import Line2D
 
-        if self.rms_error is None:
-            return []
-        sign, verdict = ("<=", "passes") if self._rms_passes else (">", "fails")
-        return [Line2D([], [], ls="", label=f"RMS {self.rms_error:.2g} {sign} {self.rms_allowed:.2g}: {verdict}")]
+        notes = []
+        for name, value, allowed in self._parts():
+            sign, verdict = ("<=", "passes") if value <= allowed else (">", "fails")
+            notes.append(Line2D([], [], ls="", label=f"{name} {value:.2g} {sign} {allowed:.2g}: {verdict}"))
+        return notes
 
     def _plot_map(self, ax: Axes, kw: dict[str, Any]) -> None:
         ratios = self.ratios()
@@ -190,7 +230,7 @@ class ErrorDisplay(Display):
         if nodes.size:
             note = f"above 1: {nodes.size:,}"
             self.marks_ = ax.scatter(heads, nodes, marker="x", color=c.VERMILLION, s=24, lw=1.6, label=note)
-        handles = [*([] if self.marks_ is None else [self.marks_]), *self._rms_note()]
+        handles = [*([] if self.marks_ is None else [self.marks_]), *self._notes()]
         self.legend_ = c.legend_above(ax, handles, columns=2) if handles else None
         ax.set_xlabel("head")
         ax.set_ylabel("node")

@@ -25,6 +25,7 @@ def every_display():
     bench |= {"peak_flops_per_second": 7e14, "peak_bytes_per_second": 4e12}
     budget = viz.BudgetDisplay([1, 2, 64], expected=[1.5, 2.0, 3.0], realised=[1.4, 1.9, 2.0], cost=[1.0, 1.1, 4.0])
     acceptance = viz.AcceptanceDisplay([0, 2, 1], hit_ranks=[[-1, -1], [0, 1], [2, -1]])
+    continuation = viz.ContinuationDisplay([2, 3, 2, 2], [True, True, False, False], [0, 0, 3, -1])
     error = viz.ErrorDisplay(errors, 2.0)
     runs = viz.BenchDisplay(["v1", "v2"], [1024, 1024], [9.0, 5.0], **bench)
     return {
@@ -42,6 +43,8 @@ def every_display():
         "acceptance": (acceptance, {}),
         "acceptance rank": (acceptance, {"kind": "rank"}),
         "acceptance from_tree": (viz.AcceptanceDisplay.from_tree(tree, accept(tree, TARGETS)), {"kind": "rank"}),
+        "continuation": (continuation, {}),
+        "continuation rank": (continuation, {"kind": "rank"}),
         "error": (error, {}),
         "error map": (error, {"kind": "map"}),
         "error from_arrays": (viz.ErrorDisplay.from_arrays(errors, errors, errors, floor=1e-6), {}),
@@ -73,7 +76,7 @@ def test_every_class_is_drawn_above():
     assert {type(display).__name__ for display, _ in DISPLAYS.values()} == set(viz.__all__)
 
 
-@pytest.mark.parametrize("name", ["budget", "acceptance", "error", "bench"])
+@pytest.mark.parametrize("name", ["budget", "acceptance", "continuation", "error", "bench"])
 def test_every_plot_rejects_an_unknown_kind(name):
     with pytest.raises(ArgumentError, match="`kind` is 'pie', expected one of"):
         DISPLAYS[name][0].plot(kind="pie")
