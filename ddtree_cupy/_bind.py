@@ -22,11 +22,11 @@ class Bound:
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         self._function, self._arguments = function, arguments
-        self.result, self._launches = self._bind()
+        self._bind()
 
-    def _bind(self) -> tuple[Any, list[Callable[[], None]]]:
+    def _bind(self) -> None:
         call = prepared("bind", self._function, (), self._arguments)
-        return call.bind(self._arguments.get("workspace"))
+        self.result, self._launches, self._kept = call.bind(self._arguments.get("workspace"))
 
     def __call__(self, **arrays: Any) -> Any:
         """Launch; return `result`.
@@ -49,7 +49,7 @@ class Bound:
                 raise ArgumentError(f"bind: {self._function.__name__} was bound without `{name}`")
             _require_alike(f"bind: `{name}`", self._arguments[name], value)
         self._arguments = {**self._arguments, **arrays, "checked": False}
-        self.result, self._launches = self._bind()
+        self._bind()
 
 
 def _require_alike(name: str, old: Any, new: Any) -> None:

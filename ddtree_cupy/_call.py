@@ -152,12 +152,12 @@ class Call:
         self.plan.run(self.backend, values)
         return self._returned(results)
 
-    def bind(self, workspace: Array | None = None) -> "tuple[Any, list[Callable[[], None]]]":
-        """Return the results of a call of kernels, and its launches with all arguments in place."""
+    def bind(self, workspace: Array | None = None) -> "tuple[Any, list[Callable[[], None]], Mapping[str, Any]]":
+        """Return the results of a call of kernels, its launches, and what must live as long as these are used."""
         if self.plan is None:
             raise ArgumentError(f"bind: {self.check.function} on NumPy arrays runs no kernel; call it as it is")
         results, values = self._arrays(workspace)
-        return self._returned(results), self.plan.launches(self.backend, values)
+        return self._returned(results), self.plan.launches(self.backend, values), values
 
     def _arrays(self, workspace: Array | None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return the results, and with inputs and scratch all that kernels take, by their names there."""

@@ -89,6 +89,18 @@ def test_bound_commits_move_on_where_lengths_are_written_in_place(kernels):
     assert_identical(kernels.get(bound.result), expected)
 
 
+def test_bound_calls_keep_their_scratch(kernels):
+    """What is allocated after `bind` must not lie in memory that its launches write."""
+    arguments = kernels.put(attention_case(3))
+    options = {"sm_scale": 0.1, "variant": "v2_split_kv", "split_keys": None}
+    arguments = (*arguments[:3], replace(arguments[3], max_context=4_000))  # so that it plans several slices
+    size = kernels.run(workspace_bytes, tree_attention, *arguments, **options)
+    bound = kernels.run(bind, tree_attention, *arguments, **options)
+    others = kernels.put([np.zeros(size, np.uint8) for _ in range(8)])
+    kernels.run(bound)
+    assert not any(kernels.get(other).any() for other in others)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
