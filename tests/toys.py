@@ -61,3 +61,41 @@ class NoisyDrafter:
             rows.append(logits + self.noise * rng.standard_normal(self.target.vocab_size))
             text = [*text, int(np.argmax(logits))]
         return np.array(rows)
+
+
+class TextTarget(TableTarget):
+    """The same target in the form with a state of its own, and everything that it was told."""
+
+    def start(self, prompt_ids):
+        self.told = [("start", prompt_ids.tolist())]
+        self.text = prompt_ids[:-1].tolist()
+        prompt_ids[:] = -1  # it is the model's own
+
+    def verify(self, tree):
+        self.passes += 1
+        self.tree = tree
+        paths = {-1: []}
+        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
+            paths[node] = [*paths[parent], token]
+        return np.stack([self.logits_after(self.text + paths[node]) for node in range(len(tree.token_ids))])
+
+    def commit(self, accepted):
+        self.told.append(("commit", self.tree.token_ids[accepted].tolist()))
+        self.text += self.told[-1][1]
+        accepted[:] = -1
+
+
+class TextDrafter(NoisyDrafter):
+    """The same drafter in the form with a state of its own."""
+
+    def start(self, prompt_ids):
+        self.told = [("start", prompt_ids.tolist())]
+        self.text = prompt_ids.tolist()
+        prompt_ids[:] = -1
+
+    def propose(self):
+        return NoisyDrafter.propose(self, self.text[:-1], self.text[-1])
+
+    def commit(self, token_ids):
+        self.told.append(("commit", token_ids.tolist()))
+        self.text += self.told[-1][1]

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,13 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.decode.loop import Loop, Round, check_temperature
 from ddtree_cupy.decode.models import Models, prompt_tokens
-from ddtree_cupy.decode.protocols import Drafter, Target
+from ddtree_cupy.decode.policies import Policy, check_policy
+from ddtree_cupy.decode.protocols import Drafter, StatefulDrafter, StatefulTarget, Target
 from ddtree_cupy.errors import ArgumentError, DTypeError
 
 __all__ = ["Generation", "generate", "generate_rounds"]
+
+POLICY_BUDGET = 1024  # the most nodes besides the root of a policy's trees, unless `budget` says otherwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,29 +64,32 @@ class Generation:
 
 
 def generate(
-    target: Target,
-    drafter: Drafter | None,
+    target: Target | StatefulTarget,
+    drafter: Drafter | StatefulDrafter | None,
     prompt_ids: npt.ArrayLike,
     *,
-    budget: int,
+    budget: int | None = None,
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
     stop_token_ids: Collection[int] = (),
     max_children: int | Sequence[int] | None = None,
     spine: int = 0,
+    policy: Policy | None = None,
 ) -> Generation:
     """Continue a prompt by speculative decoding with a draft tree; the text is the target's own.
 
     Parameters
     ----------
-    target, drafter : Target, Drafter
-        `drafter` may be None when `budget` is 0. The results of both are checked before they are used.
+    target, drafter : Target or StatefulTarget, Drafter or StatefulDrafter
+        `drafter` may be None when `budget` is 0. A `Drafter` needs the features of a `Target`; a `StatefulDrafter` goes
+        with both. The results of both are checked before they are used.
     prompt_ids : integer array_like, shape (n,)
         At least one token. The last one becomes the first root.
     budget : int
         Nodes of each tree besides the root. 0 is plain autoregressive decoding. Budget that vocabulary and draft
-        length cannot fill takes no time and no memory.
+        length cannot fill takes no time and no memory. With a `policy` it is a limit, by default 1,024: the most nodes
+        besides the root of its trees, and the most ranks of a draft row that it is shown.
     max_new_tokens : int
         Never exceeded. The target is asked for caches of this length at the start.
     temperature : float
@@ -94,7 +100,11 @@ def generate(
     stop_token_ids : collection of int
         The text ends with the first of these, which is kept. Each is in 0 .. V - 1.
     max_children, spine
-        As in `build_tree`; max_children=1 with budget = draft length is the flat chain.
+        As in `build_tree`; max_children=1 with budget = draft length is the flat chain. Not with a `policy`.
+    policy : Policy, optional
+        Builds the tree of every round, such as one of `explore`, or any object with `name` and `build(candidates,
+        root_token_ids)`. It is shown the best ranks of float32 logits, as in a replay of recorded traces, and the
+        rounds are those of the replay, until the end of the text limits the depth.
 
     Returns
     -------
@@ -135,28 +145,30 @@ def generate(
             stop_token_ids=stop_token_ids,
             max_children=max_children,
             spine=spine,
+            policy=policy,
         )
     )
 
 
 def generate_rounds(
-    target: Target,
-    drafter: Drafter | None,
+    target: Target | StatefulTarget,
+    drafter: Drafter | StatefulDrafter | None,
     prompt_ids: npt.ArrayLike,
     *,
-    budget: int,
+    budget: int | None = None,
     max_new_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
     stop_token_ids: Collection[int] = (),
     max_children: int | Sequence[int] | None = None,
     spine: int = 0,
+    policy: Policy | None = None,
 ) -> Iterator[Round]:
     """Yield the rounds of `generate` one by one, for streaming.
 
     Parameters
     ----------
-    target, drafter, prompt_ids, budget, max_new_tokens, temperature, seed, stop_token_ids, max_children, spine
+    target, drafter, prompt_ids, budget, max_new_tokens, temperature, seed, stop_token_ids, max_children, spine, policy
         As in `generate`. They are checked before the first round.
 
     Yields
@@ -166,11 +178,12 @@ def generate_rounds(
     check = Checker("generate")
     models = Models("generate", target, drafter, needs_drafter=False)
     prompt = prompt_tokens("generate", "prompt_ids", prompt_ids, models.vocab_size)
-    budget = check.integer("budget", budget, low=0)
+    budget = _checked_budget(check, budget, policy, max_children, spine)
     max_new_tokens = check.integer("max_new_tokens", max_new_tokens, low=0)
     temperature = check_temperature(check, temperature)
     if drafter is None and budget > 0:
-        raise ArgumentError(f"generate: `drafter` is None and `budget` {budget}, expected a drafter or budget 0")
+        what = f"`budget` {budget}" if policy is None else f"`policy` {policy.name!r}"
+        raise ArgumentError(f"generate: `drafter` is None and {what}, expected a drafter or budget 0")
     seed = check.integer("seed", seed, low=0)
     is_many = isinstance(stop_token_ids, Collection) and getattr(stop_token_ids, "ndim", 1) > 0
     if not is_many or isinstance(stop_token_ids, str):
@@ -191,6 +204,25 @@ def generate_rounds(
             stop_token_ids=stop,
         )
         while loop.remaining:
-            yield loop.round(max_children=max_children, spine=spine)
+            yield loop.round(policy, max_children=max_children, spine=spine)
 
     return rounds()
+
+
+def _checked_budget(check: Checker, budget: int | None, policy: Policy | None, max_children: Any, spine: int) -> int:
+    """Return the budget, or that of a policy; refuse what a policy decides by itself."""
+    if policy is not None:
+        hint = "; ddtree_cupy.explore.named_policy(policy) finds one by its name" if isinstance(policy, str) else ""
+        check_policy("generate", "policy", policy, hint)
+        given = [
+            name for name, is_given in (("max_children", max_children is not None), ("spine", spine != 0)) if is_given
+        ]
+        if given:
+            raise ArgumentError(
+                f"generate: `{given[0]}` and `policy` are given, expected one of them: a policy decides alone about "
+                f"its trees"
+            )
+        budget = POLICY_BUDGET if budget is None else budget
+    if budget is None:
+        raise ArgumentError("generate: neither `budget` nor `policy` is given, expected one of them")
+    return check.integer("budget", budget, low=0)

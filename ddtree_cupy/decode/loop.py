@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy.containers import AcceptResult, DraftTree
-from ddtree_cupy.decode.models import PREFILL_NODES, Models
+from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.decode.models import Models
+from ddtree_cupy.decode.policies import Policy, check_live_tree
+from ddtree_cupy.decode.text import Text
 from ddtree_cupy.errors import ArgumentError
-from ddtree_cupy.tree_accept import accept, commit_kv, greedy_targets, sample_targets
-from ddtree_cupy.tree_build import build_tree
+from ddtree_cupy.tree_accept import accept, greedy_targets, sample_targets
+from ddtree_cupy.tree_build import build_tree, top_candidates
 
 __all__ = ["Loop", "Round", "check_temperature"]
 
@@ -61,7 +63,7 @@ def check_temperature(check: Checker, temperature: float) -> float:
 
 
 class Loop:
-    """One text: its caches, the state of the drafter, the root and the draws. Making it prefills the prompt.
+    """One text, its root and its draws. Making it shows the models the prompt.
 
     The last token of `prompt` is the first root. `asking` names the arguments that decide the size of the caches, for
     messages. The other arguments are those of `generate`, after the checks; `budget` is at most what a tree can hold.
@@ -72,8 +74,8 @@ class Loop:
         The last committed token, whose features are not known yet.
     remaining : int
         Tokens that may still come; 0 after a stop token.
-    drafter_state : object
-        The state after the whole text except the root.
+    text : Text
+        What the models know of the text before the root.
     """
 
     def __init__(
@@ -91,28 +93,35 @@ class Loop:
         self.models, self.budget, self.temperature = models, budget, temperature
         self.remaining, self.stop_token_ids = max_new_tokens, stop_token_ids
         self.random, self.drawn = np.random.default_rng(seed), np.zeros(0)
-        self.drafter_state = models.drafter.start() if models.drafter is not None else None
-        max_nodes = max(budget + 1, min(PREFILL_NODES, prompt.size))
-        self.kv = models.allocate(asking, prompt.size + max_new_tokens, max_nodes)
-        for start in range(0, prompt.size - 1, PREFILL_NODES):
-            self._prefill(prompt[start : min(start + PREFILL_NODES, prompt.size - 1)])
         self.root = int(prompt[-1])
+        self.text = Text(models, prompt, asking=asking, max_new_tokens=max_new_tokens, max_nodes=budget + 1)
 
-    def round(self, **tree_options: Any) -> Round:
-        """Run one target pass on a tree of at most `budget` drafts, built with these options of `build_tree`."""
-        context_len = int(self.kv[0].context_lens)
+    def candidates(self, draft_logits: Array, width: int) -> Candidates:
+        """Return the best `width` tokens of every draft row, from logits rounded to float32, on the host."""
+        logits = draft_logits.astype(np.float32) if draft_logits.dtype == np.float64 else draft_logits
+        return top_candidates(logits, min(width, self.models.vocab_size), check_finite=False).to("numpy")
+
+    def round(self, policy: Policy | None = None, **tree_options: Any) -> Round:
+        """Run one target pass on a tree of at most `budget` drafts.
+
+        `policy` builds the tree, or `build_tree` with its options.
+        """
+        context_len = self.text.context_len
 
         started = time.perf_counter()
         if self.budget == 0 or self.remaining == 1:
-            draft_logits = self._place(np.zeros((0, self.models.vocab_size), np.float32))
+            draft_logits = self.text.place(np.zeros((0, self.models.vocab_size), np.float32))
         else:
-            draft_logits = self.models.propose(self.drafter_state, self.root)
+            draft_logits = self.text.propose(self.root)
         drafted = time.perf_counter()
-        limits = {"max_depth": self.remaining - 1, "check_finite": False, **tree_options}
-        tree = build_tree(draft_logits, budget=self.budget, root_token_ids=self.root, **limits)
+        if policy is not None and len(draft_logits):
+            tree = self._build(policy, draft_logits[: self.remaining - 1])
+        else:
+            limits = {"max_depth": self.remaining - 1, "check_finite": False, **tree_options}
+            tree = build_tree(draft_logits, budget=self.budget, root_token_ids=self.root, **limits)
         tree = _without_padding(tree)
         built = time.perf_counter()
-        target_logits, features = self.models.forward(tree, self.kv)
+        target_logits = self.text.verify(tree)
         verified = time.perf_counter()
         options: dict[str, Any] = {"num_nodes": tree.num_nodes, "on_bad_row": "mark"}  # rows off the path do not matter
         if self.temperature == 0:
@@ -124,9 +133,9 @@ class Loop:
         num_accepted, bonus_token = int(result.num_accepted), int(result.bonus_token)
         if bonus_token < 0:
             raise self.models.no_token(context_len + num_accepted + 1)
-        self._commit(result, features)
         self.root = bonus_token
         token_ids = [*tree.token_ids[result.accepted[1 : num_accepted + 1]].tolist(), self.root]
+        self.text.commit(result, token_ids)
         # the depth limit of the tree keeps their number within `remaining`
         stop = next((at for at, token in enumerate(token_ids) if token in self.stop_token_ids), None)
         if stop is not None:
@@ -145,28 +154,27 @@ class Loop:
             commit_seconds=time.perf_counter() - verified,
         )
 
-    def _prefill(self, token_ids: npt.NDArray[np.int32]) -> None:
-        count = token_ids.size
-        chain = DraftTree.from_parents(token_ids, np.arange(-1, count - 1))
-        _, features = self.models.forward(chain.map(self._place), self.kv)
-        whole = AcceptResult(np.arange(count, dtype=np.int32), np.array(count - 1, np.int32), np.array(-1, np.int32))
-        self._commit(whole.map(self._place), features)
-
-    def _commit(self, result: AcceptResult, features: Array) -> None:
-        self.kv = commit_kv(self.kv, result)
-        if self.models.drafter is not None:
-            path = result.accepted[: int(result.num_accepted) + 1]
-            self.drafter_state = self.models.drafter.observe(self.drafter_state, features[path])
+    def _build(self, policy: Policy, draft_logits: Array) -> DraftTree:
+        """Return the policy's tree after checking it, in the library of the target."""
+        candidates = self.candidates(draft_logits, self.budget).with_batch()
+        tree = policy.build(candidates, np.array([self.root], np.int32))
+        check_live_tree(
+            self.models.function,
+            policy,
+            tree,
+            draft_len=len(draft_logits),
+            root=self.root,
+            budget=self.budget,
+            vocab_size=self.models.vocab_size,
+            position=self.text.context_len,
+        )
+        return tree.without_batch().map(self.text.place)
 
     def _uniforms(self, count: int) -> Array:
         """Return the draws of the next `count` text positions, which depend on the seed and the position alone."""
         missing = max(count - len(self.drawn), 0)
         self.drawn = np.concatenate([self.drawn, self.random.random(missing)])
-        return self._place(self.drawn[:count])
-
-    def _place(self, array: Array) -> Array:
-        """Move a host array to the library of the target's caches."""
-        return np.asarray(array, like=self.kv[0].ckv)
+        return self.text.place(self.drawn[:count])
 
 
 def _without_padding(tree: DraftTree) -> DraftTree:

@@ -19,7 +19,11 @@ Array = Any
 PREFILL_NODES = 128  # prompt tokens of one prefill pass
 MOST_POSITIONS = np.iinfo(np.int32).max  # lengths and positions are int32
 
-_TARGET, _DRAFTER = ("vocab_size", "allocate", "forward"), ("draft_len", "start", "observe", "propose")
+# name of the argument -> the method that only the second form has, and the parts of both forms
+_FORMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "target": ("verify", ("vocab_size", "allocate", "forward"), ("vocab_size", "start", "verify", "commit")),
+    "drafter": ("commit", ("draft_len", "start", "observe", "propose"), ("draft_len", "start", "propose", "commit")),
+}
 
 
 def prompt_tokens(function: str, name: str, prompt: npt.ArrayLike, vocab_size: int) -> npt.NDArray[np.int32]:
@@ -40,15 +44,25 @@ class Models:
     def __init__(self, function: str, target: Any, drafter: Any, *, needs_drafter: bool) -> None:
         self.function, self.target, self.drafter = function, target, drafter
         check = Checker(function)
-        for name, model, wanted in (("target", target, _TARGET), ("drafter", drafter, _DRAFTER)):
-            missing = [part for part in wanted if not hasattr(model, part)]
+        for name, model in (("target", target), ("drafter", drafter)):
+            mark, *forms = _FORMS[name]
+            missing = [part for part in forms[hasattr(model, mark)] if not hasattr(model, part)]
             if missing and (model is not None or name == "target" or needs_drafter):
+                role = name.capitalize()
                 raise DTypeError(
                     f"{function}: `{name}` is {type(model).__name__} without `{missing[0]}`, expected what "
-                    f"decode.{name.capitalize()} asks: {', '.join(wanted)}"
+                    f"decode.{role} asks: {', '.join(forms[0])}; or decode.Stateful{role}: {', '.join(forms[1])}"
                 )
+        self.target_is_stateful = hasattr(target, "verify")
+        self.drafter_is_stateful = hasattr(drafter, "commit")
+        if self.target_is_stateful and drafter is not None and not self.drafter_is_stateful:
+            raise DTypeError(
+                f"{function}: `drafter` is {type(drafter).__name__}, which observes the features of a decode.Target, "
+                f"and `target` gives none; expected what decode.StatefulDrafter asks: {', '.join(_FORMS['drafter'][2])}"
+            )
         self.vocab_size = check.integer("target.vocab_size", target.vocab_size, low=1, high=MOST_POSITIONS)
         self.draft_len = 0 if drafter is None else check.integer("drafter.draft_len", drafter.draft_len, low=0)
+        self.like: Array = np.zeros(0)  # an array of the library in which trees are built
 
     def most_nodes(self, name: str, budget: int, depth: int, max_children: Any = None) -> int:
         """Return how many of `budget` nodes a tree can have besides the root, whatever the drafter proposes.
@@ -61,13 +75,18 @@ class Models:
             raise ArgumentError(f"{self.function}: `{name}` is {budget}, expected at most {MOST_NODES - 1}")
         return found
 
-    def allocate(self, names: str, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
-        """Return the target's empty caches; the arguments `names` decide their size."""
+    def check_room(self, names: str, max_context: int, max_nodes: int) -> int:
+        """Return how many positions the text and one tree may take; the arguments `names` decide that."""
         room = max_context + max_nodes
         if room > MOST_POSITIONS:
             raise ArgumentError(
                 f"{self.function}: {names} ask for {room} positions of cache, expected at most {MOST_POSITIONS}"
             )
+        return room
+
+    def allocate(self, names: str, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
+        """Return the target's empty caches; the arguments `names` decide their size."""
+        room = self.check_room(names, max_context, max_nodes)
         try:
             found = self.target.allocate(max_context, max_nodes)
         except MemoryError as error:
@@ -88,13 +107,25 @@ class Models:
                     f"{self.function}: `target.allocate(...)[{layer}]` holds {what}, expected an empty unbatched cache "
                     f"of {room} positions, for which {names} ask"
                 )
-        self._like = found[0].ckv
+        self.like = found[0].ckv
         return tuple(found)
+
+    def verify(self, tree: DraftTree) -> Array:
+        """Return the logits, float (N, V), of a target with a state of its own."""
+        name, logits = "target.verify(...)", self.target.verify(tree)
+        self._check_on_host(name, logits)
+        self._check_logits(name, logits, "num_nodes", len(tree.token_ids))
+        return logits
 
     def propose(self, state: Any, root_token_id: int) -> Array:
         """Return the drafter's logits, float (L or fewer, V), in the array library of the caches."""
         name = "drafter.propose(...)"
-        logits = self.drafter.propose(state, root_token_id)
+        if self.drafter_is_stateful:
+            logits = self.drafter.propose()
+            self._check_on_host(name, logits)
+            logits = logits if logits is None else np.asarray(logits, like=self.like)
+        else:
+            logits = self.drafter.propose(state, root_token_id)
         self._check_logits(name, logits, "draft_len")
         if len(logits) > self.draft_len:
             raise ShapeError(
@@ -126,10 +157,17 @@ class Models:
             f"above -inf, or, while sampling, +inf"
         )
 
+    def _check_on_host(self, name: str, array: Array) -> None:
+        if Checker(self.function).backend(**{name: array}) != "numpy":
+            raise DTypeError(
+                f"{self.function}: `{name}` is a CuPy array, expected a NumPy array from a model with a state of its "
+                f"own: cupy.asnumpy({name}) makes one"
+            )
+
     def _checker(self, name: str, array: Array) -> Checker:
         """Return a checker that knows V, after checking that the array is of the same library as the caches."""
         check = Checker(self.function)
-        check.backend(**{name: array, "target.allocate(...)[0].ckv": self._like})
+        check.backend(**{name: array, "target.allocate(...)[0].ckv": self.like})
         check.sizes["vocab_size"] = (self.vocab_size, "target")
         return check
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy.decode.policies import check_policy
 from ddtree_cupy.errors import ArgumentError, DTypeError
 from ddtree_cupy.explore.costs import LinearCost
 from ddtree_cupy.explore.fixed_tree import MEDUSA_63, FixedTree
@@ -83,12 +84,7 @@ def policy_of(function: str, argument: str, policy: Any) -> Policy:
                 f"a form like {_FORMS}{meant}"
             )
         return found
-    if isinstance(policy, type) or not hasattr(policy, "name") or not callable(getattr(policy, "build", None)):
-        what = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
-        raise DTypeError(
-            f"{function}: `{argument}` is {what}, expected a policy: an object with `name` and `build`, or a name such "
-            f"as 'best-first 64'"
-        )
+    check_policy(function, argument, policy, ", or a name such as 'best-first 64'")
     return policy  # type: ignore[no-any-return]
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
+from ddtree_cupy.decode import Policy
 from ddtree_cupy.explore.cost_tables import checked_cost
 from ddtree_cupy.explore.costs import CostModel
 from ddtree_cupy.tree_build import best_first_tree, choose_budget
@@ -16,36 +17,6 @@ from ddtree_cupy.tree_build import best_first_tree, choose_budget
 __all__ = ["BestFirst", "CostAware", "EntropyBudget", "Policy", "chain"]
 
 _LIMITS = ("max_depth", "max_children", "min_path_score", "spine")
-
-
-class Policy(Protocol):
-    """A rule that turns candidates into trees; anything with this method and a name can be replayed.
-
-    For sweeps over processes it must be possible to pickle it: a class at module level, not a closure. A policy that
-    cuts its trees out of wider ones by their scores also has a method `widest` with the arguments of `build`; `replay`
-    checks those wider trees, too.
-
-    Attributes
-    ----------
-    name : str
-    """
-
-    @property
-    def name(self) -> str:
-        """Name in tables and figures."""
-        ...
-
-    def build(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
-        """Return one tree per request, batched.
-
-        Parameters
-        ----------
-        candidates : Candidates
-            Batched, (B, L, K). Ranks that the traces do not hold have id 2**31 - 1 and logit -inf; trees that take one
-            are refused.
-        root_token_ids : int32 array, shape (B,)
-        """
-        ...
 
 
 class _BestFirstBudgets:
@@ -120,8 +91,8 @@ def chain(length: int) -> BestFirst:
 class EntropyBudget(_BestFirstBudgets):
     """Best-first, with a budget that rises with the uncertainty of the drafter at this position.
 
-    The uncertainty is the mean entropy (nats) of the first `depths` draft rows; the budget rises linearly from `low` at
-    0 to `high` at `full` nats and stays there.
+    The uncertainty is the mean entropy (nats) of the first `depths` draft rows, in which all tokens after the best
+    `ranks` count together as one; the budget rises linearly from `low` at 0 to `high` at `full` nats and stays there.
 
     Attributes
     ----------
@@ -129,18 +100,20 @@ class EntropyBudget(_BestFirstBudgets):
         Nodes besides the root, 0 <= low <= high.
     full : float
         Finite, above 0.
-    depths : int
+    depths, ranks : int
         At least 1.
 
     Notes
     -----
-    All ranks that were not recorded count together as one symbol, so the entropy is a lower bound.
+    The entropy is a lower bound of that of the whole row. It is the same live and in a replay, as long as each row of
+    the traces keeps `ranks` ranks or the whole vocabulary; ranks that were not recorded count with the rest.
     """
 
     low: int
     high: int
     full: float = 2.0
     depths: int = 4
+    ranks: int = 32
 
     def __post_init__(self) -> None:
         check = Checker("EntropyBudget")
@@ -148,11 +121,12 @@ class EntropyBudget(_BestFirstBudgets):
         check.integer("high", self.high, low=low)
         check.real("full", self.full, above=0.0)
         check.integer("depths", self.depths, low=1)
+        check.integer("ranks", self.ranks, low=1)
 
     @property
     def name(self) -> str:
         """Both ends of the budget, and the options that differ from their defaults."""
-        return ", ".join([f"entropy {self.low}..{self.high}", *_given(self, ("full", "depths"))])
+        return ", ".join([f"entropy {self.low}..{self.high}", *_given(self, ("full", "depths", "ranks"))])
 
     def budgets(self, candidates: Candidates) -> npt.NDArray[np.int32]:
         """Return the budget of each request.
@@ -162,7 +136,7 @@ class EntropyBudget(_BestFirstBudgets):
         candidates : Candidates
             Batched, (B, L, K).
         """
-        logits = candidates.logits[:, : self.depths].astype(np.float64)
+        logits = candidates.logits[:, : self.depths, : self.ranks].astype(np.float64)
         lse = candidates.lse[:, : self.depths, None].astype(np.float64)
         scores = np.full_like(logits, -np.inf)
         np.subtract(logits, lse, out=scores, where=logits > -np.inf)

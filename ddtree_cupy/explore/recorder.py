@@ -14,7 +14,7 @@ from ddtree_cupy.decode.loop import Loop, check_temperature
 from ddtree_cupy.decode.models import Models, prompt_tokens
 from ddtree_cupy.errors import ArgumentError, ShapeError
 from ddtree_cupy.explore.traces import Traces
-from ddtree_cupy.tree_build import best_first_tree, top_candidates
+from ddtree_cupy.tree_build import best_first_tree
 
 __all__ = ["record"]
 
@@ -40,7 +40,8 @@ def record(
     Parameters
     ----------
     target, drafter
-        Models with the protocols `decode.Target` and `decode.Drafter`; NumPy or CuPy.
+        Models with the protocols `decode.Target` and `decode.Drafter` (NumPy or CuPy), or `decode.StatefulTarget` and
+        `decode.StatefulDrafter`.
     prompts : sequence of integer array_like, each of shape (n,)
         At least one token each. Each is continued by itself.
     num_positions : int
@@ -175,12 +176,11 @@ def _continued(loop: Loop, num_positions: int, width: int) -> tuple[npt.NDArray[
 
 def _draft_rows(loop: Loop, width: int) -> tuple[Array, Array, Array]:
     models = loop.models
-    logits = models.propose(loop.drafter_state, loop.root)
+    logits = loop.text.propose(loop.root)
     if len(logits) != models.draft_len:
         raise ShapeError(
             f"record: `drafter.propose(...)` is {logits.shape}, expected ({models.draft_len}, {models.vocab_size}): "
             f"`drafter.draft_len` rows at every position"
         )
-    logits = logits.astype(np.float32) if logits.dtype == np.float64 else logits
-    top = top_candidates(logits, min(width, models.vocab_size), check_finite=False).to("numpy")
+    top = loop.candidates(logits, width)
     return top.token_ids, top.logits, top.lse

@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
-from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy.decode.policies import Policy, check_trees
+from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.explore.names import policy_of
-from ddtree_cupy.explore.policies import Policy
 from ddtree_cupy.explore.traces import Traces
 from ddtree_cupy.tree_accept import accept
 
@@ -186,19 +186,7 @@ def _check_tree(policy: Policy, traces: Traces, tree: DraftTree, rows: slice) ->
     """Raise unless the tree has one active request per position, fits the draft and does not use the last ranks."""
     row_widths = traces.row_widths[rows]
     batch = len(row_widths)
-    if not isinstance(tree, DraftTree):
-        raise DTypeError(f"replay: policy {policy.name!r} returned {type(tree).__name__}, expected DraftTree")
-    if tree.token_ids.shape[:-1] != (batch,) or int(tree.depths.max(initial=0)) > traces.draft_len:
-        raise ArgumentError(
-            f"replay: policy {policy.name!r} returned trees {tree.token_ids.shape} of depth "
-            f"{int(tree.depths.max(initial=0))}, expected ({batch}, num_nodes) no deeper than {traces.draft_len}"
-        )
-    inactive = tree.num_nodes < 1
-    if inactive.any():
-        raise ArgumentError(
-            f"replay: policy {policy.name!r} returned an inactive tree at position "
-            f"{rows.start + int(np.flatnonzero(inactive)[0])}, expected at least the root"
-        )
+    check_trees("replay", policy, tree, batch=batch, draft_len=traces.draft_len, position=rows.start)
     last = np.full((batch, 1 + traces.draft_len), -1, np.int32)  # by depth; the root's is none
     some = np.nonzero((row_widths > 0) & (row_widths < traces.vocab_size))
     last[some[0], some[1] + 1] = traces.candidates.token_ids[rows][(*some, row_widths[some] - 1)]
@@ -230,11 +218,10 @@ def replay(traces: Traces, policy: Policy | str, *, num_rounds: int | None = Non
 
     Notes
     -----
-    A round that starts at a recorded position equals that of `decode.generate` with the same tree at that position,
-    under two conditions: rounding to float32 and other shapes of the target's pass do not change the order of scores,
-    and the policy needs no more of the drafter's rows than was recorded (`EntropyBudget` reads whole rows). The end of
-    the text does not limit the trees, as it does in the last rounds of `generate`. The tree of each position is built
-    once.
+    A round that starts at a recorded position equals that of `decode.generate(policy=policy)` at that position, under
+    two conditions: other shapes of the target's pass do not change its tokens, and the policy reads no more of the
+    drafter's rows than was recorded. The end of the text does not limit the trees, as it does in the last rounds of
+    `generate`. The tree of each position is built once.
 
     Examples
     --------

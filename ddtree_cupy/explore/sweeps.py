@@ -6,9 +6,9 @@ from typing import Any
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy._progress import with_progress
+from ddtree_cupy.decode import Policy
 from ddtree_cupy.errors import DTypeError
 from ddtree_cupy.explore.names import policy_of
-from ddtree_cupy.explore.policies import Policy
 from ddtree_cupy.explore.replay import Replay, replay
 from ddtree_cupy.explore.traces import Traces
 

@@ -10,6 +10,14 @@ from ddtree_cupy.decode import generate
 from ddtree_cupy.explore import Traces, score
 
 
+def rounds_of(generation):
+    """Return all that two ways to make the same rounds must agree about."""
+    return [
+        (r.context_len, r.num_accepted, r.num_drafted, r.token_ids, r.tree.token_ids.tolist(), r.tree.parents.tolist())
+        for r in generation.rounds
+    ]
+
+
 def live_rounds(target, drafter, traces: Traces, index: int, prompt, **options):
     """Decode a prompt; keep the rounds that start at recorded positions."""
     positions = traces.prompt(index)

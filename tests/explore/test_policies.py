@@ -52,7 +52,7 @@ def test_entropy_budget_follows_the_entropy():
     logits = np.zeros((3, 2, 50), np.float32)
     logits[0, :, 0] = 30.0  # certain
     logits[1, 0, 0] = 30.0  # one row certain, one uniform
-    policy = EntropyBudget(4, 24, full=np.log(50), depths=2)
+    policy = EntropyBudget(4, 24, full=np.log(50), depths=2, ranks=50)
     candidates = top_candidates(logits, 50)
     assert policy.budgets(candidates).tolist() == [4, 14, 24]
     assert policy.build(candidates, np.zeros(3, np.int32)).num_nodes.tolist() == [5, 15, 25]
@@ -63,6 +63,14 @@ def test_entropy_budget_counts_missing_ranks_once():
     expected = -(10 / 50 * np.log(1 / 50) + 40 / 50 * np.log(40 / 50))
     policy = EntropyBudget(0, 1000, full=10.0, depths=1)
     assert policy.budgets(candidates).tolist() == [round(100 * expected)]
+
+
+@pytest.mark.parametrize("kept", [8, 20, 50])
+def test_entropy_budget_reads_the_same_ranks_however_many_there_are(kept):
+    logits = np.random.default_rng(3).standard_normal((5, 4, 50)).astype(np.float32)
+    found, whole = (EntropyBudget(2, 900, full=4.0, ranks=8).budgets(top_candidates(logits, k)) for k in (kept, 50))
+    assert found.tolist() == whole.tolist()
+    assert len(set(found.tolist())) > 1
 
 
 def test_entropy_budget_takes_rows_without_candidates():
@@ -172,7 +180,7 @@ def test_names_say_what_differs():
     assert CostAware(16, LinearCost(1.0, 1.0)).name == "cost-aware 16, LinearCost(fixed_us=1.0, per_node_us=1.0)"
     assert CostAware(16, steep).name.endswith("test_policies.steep")
     assert EntropyBudget(4, 8).name == "entropy 4..8"
-    assert EntropyBudget(4, 8, full=1.0, depths=2).name == "entropy 4..8, full 1.0, depths 2"
+    assert EntropyBudget(4, 8, full=1.0, depths=2, ranks=9).name == "entropy 4..8, full 1.0, depths 2, ranks 9"
     assert FixedTree(((0,),)).name.startswith("fixed 1 #")
 
 
