@@ -12,7 +12,8 @@ def current_device() -> int:
         import cupy
     except Exception as error:  # an unwritable cache folder raises OSError at import
         raise MissingGPUError(
-            f"CuPy cannot be imported ({type(error).__name__}: {error}); pip install 'ddtree-cupy[cuda13]'"
+            f"CuPy cannot be imported ({type(error).__name__}: {error}); in the checkout of ddtree_cupy run "
+            "pip install -e '.[cuda13]'"
         ) from error
     try:
         return int(cupy.cuda.runtime.getDevice())

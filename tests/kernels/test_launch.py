@@ -175,5 +175,5 @@ def test_missing_gpu_is_explained():
         present = False
     if present:
         pytest.skip("there is a GPU")
-    with pytest.raises(MissingGPUError, match=r"pip install 'ddtree-cupy\[cuda13\]'|emulate\.active"):
+    with pytest.raises(MissingGPUError, match=r"pip install -e '\.\[cuda13\]'|emulate\.active"):
         get_kernel(make_spec(), "cupy")
