@@ -1,7 +1,6 @@
 """The recorder: decode a prompt one token at a time and keep the proposals of the drafter at each."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from ddtree_cupy.containers import Candidates
 from ddtree_cupy.decode.loop import Loop, check_temperature
 from ddtree_cupy.decode.models import Models, prompt_tokens
 from ddtree_cupy.errors import ArgumentError, ShapeError
+from ddtree_cupy.explore.assembly import checked_names, trace_fields
 from ddtree_cupy.explore.traces import Traces
-from ddtree_cupy.tree_build import best_first_tree
 
 __all__ = ["record"]
 
@@ -85,14 +84,9 @@ def record(
     ]
     if not texts:
         raise ArgumentError("record: `prompts` is empty, expected at least one prompt")
-    default = [f"prompt {index}" for index in range(len(texts))]
-    labels = tuple(default if names is None else check.items("names", names, str))
-    about = {} if about is None else about
-    check.kind("about", about, dict)
-    if len(labels) != len(texts):
-        raise ArgumentError(f"record: `names` has {len(labels)} entries for {len(texts)} prompts")
+    labels, about = checked_names(check, names, about, len(texts))
 
-    tokens, drafts, needed = [], [], []
+    tokens, drafts = [], []
     for text in with_progress(texts, len(texts), "record", "prompt", progress):
         loop = Loop(
             models,
@@ -107,60 +101,18 @@ def record(
         found, draft = _continued(loop, num_positions, max(most_nodes + 1, width))
         tokens.append(found)
         drafts.append(draft)
-        needed.append(_ranks_needed(draft, most_nodes, width))
-    candidates = Candidates(*(np.concatenate([getattr(d, f.name) for d in drafts]) for f in fields(Candidates)))
-    windows = [np.lib.stride_tricks.sliding_window_view(found[1:], models.draft_len + 1) for found in tokens]
-    row_widths = np.minimum(np.maximum(width, np.concatenate(needed)), models.vocab_size).astype(np.int32)
-    kept = int(row_widths.max(initial=0))
     notes = {"temperature": str(temperature), "seed": str(seed), **about}
-    if kept > width:
-        notes["width"] = f"{width} ranks widened to up to {kept} for trees of {max_budget} nodes"
-    return Traces(
-        candidates=_cut(candidates, row_widths),
-        row_widths=row_widths,
-        root_token_ids=np.concatenate([found[:num_positions] for found in tokens]),
-        continuations=np.concatenate(windows),
-        context_lens=np.concatenate([text.size - 1 + np.arange(num_positions) for text in texts]).astype(np.int32),
-        prompt_starts=np.arange(0, num_positions * len(texts) + 1, num_positions, dtype=np.int32),
-        prompt_names=labels,
-        vocab_size=models.vocab_size,
+    fields = trace_fields(
+        tokens,
+        drafts,
+        [text.size - 1 for text in texts],
         max_budget=max_budget,
+        most_nodes=most_nodes,
+        width=width,
+        vocab_size=models.vocab_size,
         about=notes,
-    ).validate()
-
-
-def _cut(candidates: Candidates, row_widths: npt.NDArray[np.int32]) -> Candidates:
-    """Keep this number of ranks of each row."""
-    width = int(row_widths.max(initial=0))
-    kept = np.arange(width) < row_widths[..., None]
-    token_ids = np.where(kept, candidates.token_ids[..., :width], -1).astype(np.int32)
-    return Candidates(token_ids, np.where(kept, candidates.logits[..., :width], np.float32(-np.inf)), candidates.lse)
-
-
-def _ranks_needed(candidates: Candidates, budget: int, width: int) -> npt.NDArray[np.int64]:
-    """Return, for each row, one rank more than best-first trees of `budget` nodes can use of it.
-
-    A tree takes the best nodes that its limits allow, so a rank is in it only if the best path to that rank, which
-    goes over ranks 0, reaches the worst score taken. More children per node raise that score, so no tree with `width`
-    or more children goes below the tree with `width`; a tree with fewer never gets to rank `width` - 1. Smaller
-    budgets, a spine or a `min_path_score` only end earlier.
-    """
-    batch, draft_len, _ = candidates.token_ids.shape
-    logits, lse = candidates.logits.astype(np.float64), candidates.lse.astype(np.float64)
-    scores = np.full_like(logits, -np.inf)
-    np.subtract(logits, lse[..., None], out=scores, where=logits > -np.inf)
-    best = np.cumsum(np.pad(scores[..., 0], ((0, 0), (1, 0))), axis=1)[:, :-1, None] + scores
-    needed = np.ones((batch, draft_len), np.int64)
-    for max_depth in range(1, draft_len + 1):
-        limits: dict[str, Any] = {"max_depth": max_depth, "max_children": width}
-        tree = best_first_tree(candidates, budget=budget, root_token_ids=np.zeros(batch, np.int32), **limits)
-        taken = np.where(tree.depths > 0, tree.path_scores, 0.0)  # type: ignore[arg-type]
-        worst = taken.min(1) - 1e-9  # the sums may be rounded differently
-        worst[tree.num_nodes <= budget] = -np.inf
-        used = (best[:, :max_depth] >= worst[:, None, None]).sum(-1)
-        np.maximum(needed[:, :max_depth], used + 1, out=needed[:, :max_depth])
-    np.minimum(needed, candidates.token_ids.shape[2], out=needed)
-    return needed
+    )
+    return Traces(**fields, prompt_names=labels).validate()
 
 
 def _continued(loop: Loop, num_positions: int, width: int) -> tuple[npt.NDArray[np.int32], Candidates]:

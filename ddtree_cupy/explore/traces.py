@@ -12,6 +12,7 @@ from ddtree_cupy._check import Checker
 from ddtree_cupy._files import ArrayFile, open_arrays, write_arrays
 from ddtree_cupy.containers import Candidates
 from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy.explore.logged import logged_fields
 
 __all__ = ["SHIPPED_TRACES", "Traces"]
 
@@ -72,6 +73,54 @@ class Traces:
     vocab_size: int
     max_budget: int
     about: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_logits(
+        cls,
+        draft_logits: npt.ArrayLike,
+        text: npt.ArrayLike,
+        prompt_starts: npt.ArrayLike | None = None,
+        *,
+        max_budget: int = 256,
+        width: int = 64,
+        context_lens: npt.ArrayLike | None = None,
+        names: Sequence[str] | None = None,
+        about: dict[str, str] | None = None,
+    ) -> Self:
+        """Make traces of what has been logged: the target's own text, and the drafter's logits at its tokens.
+
+        draft_logits[t, i] scores the token text[t + i + 1], drafted when text[.. t] was known. A token of a prompt
+        becomes a position if L + 1 tokens of the prompt follow it; the logits of the last L + 1 are not read.
+
+        Parameters
+        ----------
+        draft_logits : float16 | bfloat16 | float32 | float64 array_like, shape (T, L, V)
+            Rounded to float32. A memory-mapped file is read in pieces. A row with NaN or +inf is kept as a bad row.
+        text : integer array_like, shape (T,)
+            Each token the target's own choice after those before it, or the first of a prompt.
+        prompt_starts : integer array_like, shape (Q + 1,), optional
+            Prompt q holds text[prompt_starts[q] .. prompt_starts[q + 1] - 1]. Default: one prompt, [0, T].
+        max_budget, width, names, about
+            As in `record`.
+        context_lens : integer array_like, shape (Q,), optional
+            Tokens before the first one of each prompt. Default: 0.
+
+        Raises
+        ------
+        ShapeError, DTypeError, ArgumentError
+            An argument does not fit, or a prompt has fewer than L + 2 tokens.
+
+        Examples
+        --------
+        >>> text = [0, 1, 2, 0, 1, 2, 0, 1]
+        >>> draft_logits = np.zeros((8, 2, 3), np.float32)
+        >>> for t, i in np.ndindex(7, 2):
+        ...     draft_logits[t, i, (t + i + 1) % 3] = 4.0
+        >>> Traces.from_logits(draft_logits, text)
+        Traces(prompts=1, positions=5, draft_len=2, width=3)
+        """
+        given = (draft_logits, text, prompt_starts, context_lens, names, about)
+        return cls(**logged_fields(*given, max_budget=max_budget, width=width)).validate()
 
     @property
     def num_positions(self) -> int:
