@@ -14,6 +14,7 @@ from ddtree_cupy.interop.huggingface import (
     to_huggingface,
     to_huggingface_mask,
 )
+from ddtree_cupy.interop.huggingface_models import HuggingFaceDrafter, HuggingFaceTarget
 from ddtree_cupy.interop.parents import from_parent_lists, to_parent_lists, tree_from_visibility
 from ddtree_cupy.interop.sglang import (
     TreeMaskMode,
@@ -40,6 +41,8 @@ from ddtree_cupy.interop.torch_tensors import from_torch, to_torch
 
 __all__ = [
     "FlashInferMask",
+    "HuggingFaceDrafter",
+    "HuggingFaceTarget",
     "TreeMaskMode",
     "from_flashinfer_mask",
     "from_huggingface",
