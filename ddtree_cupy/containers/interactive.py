@@ -49,6 +49,7 @@ def node_titles(
     labels: Sequence[str] | None = None,
     path_scores: Sequence[float] | None = None,
     target_words: Sequence[str | None] | None = None,
+    entries: Sequence[str] | None = None,
 ) -> list[str]:
     """Return what there is to say about each node, several lines each.
 
@@ -60,6 +61,8 @@ def node_titles(
     path_scores : sequence of float, length N, optional
     target_words : sequence of str or None, length N, optional
         The text of the target's token behind each node, where it is known.
+    entries : sequence of str, length N, optional
+        Why each node is in the tree; default: the budget from which on it is, its index in a best-first tree.
     """
     words = [str(token) for token in token_ids] if labels is None else [*labels]
     between = " " if labels is None else ""
@@ -69,12 +72,14 @@ def node_titles(
             paths[node] = paths[parent] + between + words[node]
             depths[node] = depths[parent] + 1
         lines = [f"path: {_end_of(paths[node])}", f"node {node}, token {token}, depth {depths[node]}"]
-        entry = f"enters at budget {node}"
         if path_scores is not None:
             whole, own = np.exp([path_scores[node], path_scores[node] - path_scores[max(parent, 0)]])
             lines += [f"probability {whole:.3g}, after its parent {own:.3g}"] * (node > 0)
-            entry += f" with path score {path_scores[node]:.3f} nats"
-        lines += [entry] * (node > 0)
+        if entries is not None:
+            lines.append(entries[node])
+        elif node:
+            score = "" if path_scores is None else f" with path score {path_scores[node]:.3f} nats"
+            lines.append(f"enters at budget {node}{score}")
         if target_words is not None and target_words[node] is not None:
             lines.append(f"next token of the target: {shown(target_words[node] or '')}")
         titles.append("\n".join(lines))

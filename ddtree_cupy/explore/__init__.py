@@ -12,6 +12,7 @@ from ddtree_cupy.explore.costs import CostModel, LinearCost, UserCost
 from ddtree_cupy.explore.curves import BudgetCurve, budget_curve
 from ddtree_cupy.explore.fixed_tree import FixedTree
 from ddtree_cupy.explore.names import named_policies, named_policy
+from ddtree_cupy.explore.play import Player, play
 from ddtree_cupy.explore.policies import BestFirst, CostAware, EntropyBudget, Policy, chain
 from ddtree_cupy.explore.recorder import record
 from ddtree_cupy.explore.replay import Outcomes, Replay, replay, score
@@ -32,6 +33,7 @@ __all__ = [
     "LinearCost",
     "MeasuredCost",
     "Outcomes",
+    "Player",
     "Policy",
     "PolicyRow",
     "Replay",
@@ -44,6 +46,7 @@ __all__ = [
     "continuations",
     "named_policies",
     "named_policy",
+    "play",
     "policy_table",
     "record",
     "replay",

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._check import Checker
-from ddtree_cupy.containers import DraftTree
+from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree
 from ddtree_cupy.decode.policies import Policy, check_trees
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.explore.names import policy_of
@@ -153,9 +153,21 @@ def score(traces: Traces, policy: Policy | str) -> Outcomes:
     return Outcomes(policy.name, *(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _score_batch(
-    traces: Traces, policy: Policy, rows: slice
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+def verified_trees(traces: Traces, policy: Policy, rows: slice) -> tuple[Candidates, DraftTree, AcceptResult]:
+    """Return, for some positions, the candidates as a policy sees them, its trees, and what the target accepts of them.
+
+    Parameters
+    ----------
+    traces : Traces
+    policy : Policy
+    rows : slice
+        Of positions, both ends given.
+
+    Raises
+    ------
+    ArgumentError
+        As in `score`.
+    """
     candidates = traces.candidates.map(lambda array: array[rows])
     is_recorded = np.arange(traces.width) < traces.row_widths[rows][..., None]
     shown = replace(candidates, token_ids=np.where(is_recorded, candidates.token_ids, _NOT_RECORDED).astype(np.int32))
@@ -165,10 +177,16 @@ def _score_batch(
         _check_tree(policy, traces, policy.widest(shown, traces.root_token_ids[rows]), rows)
     # off the accepted path the target's token is unknown, and `accept` never reaches it
     targets = np.take_along_axis(traces.continuations[rows], np.maximum(tree.depths, 0), axis=1)
-    result = accept(tree, targets)
+    return shown, tree, accept(tree, targets)
+
+
+def _score_batch(
+    traces: Traces, policy: Policy, rows: slice
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+    _, tree, result = verified_trees(traces, policy, rows)
     accepted = result.num_accepted
     on_path = np.arange(traces.draft_len) < accepted[:, None]
-    hits = candidates.token_ids == traces.continuations[rows, : traces.draft_len, None]
+    hits = traces.candidates.token_ids[rows] == traces.continuations[rows, : traces.draft_len, None]
     unknown = (on_path & ~hits.any(-1)).any(1)
     if unknown.any():
         raise ArgumentError(

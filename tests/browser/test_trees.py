@@ -137,4 +137,4 @@ def test_a_display_shows_the_fate_and_the_words_of_the_target(show):
     assert "next token of the target: t9" in page.locator("pre").inner_text()
     slide(page, 0)
     assert page.locator("output").inner_text() == "0 of 3, 0 accepted"
-    assert page.locator(".bonus > circle").evaluate("e => getComputedStyle(e).opacity") == "0.25"
+    assert page.locator(".bonus > circle").evaluate("e => getComputedStyle(e).opacity") == "0.35"
