@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from ddtree_cupy import __version__, emulate
-from ddtree_cupy._terminal import escaped
+from ddtree_cupy._terminal import escaped, fitted
 from ddtree_cupy.compile_check import nvrtc
 from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import DDTreeError, MissingGPUError
@@ -75,7 +75,7 @@ def as_text(found: dict[str, Any]) -> str:
     for name, backend in (*found["backends"].items(), ("compile check", found["compile check"])):
         lines.append(f"  {name:<14}{'works' if backend['works'] else 'does not work'}: {escaped(backend['reason'])}")
     lines += ["", "folders", *(f"  {name:<17}{escaped(folder)}" for name, folder in found["folders"].items())]
-    return "\n".join(lines)
+    return "\n".join(fitted(line, " " * 16) for line in lines)
 
 
 def _version(package: str) -> str | None:

@@ -91,8 +91,8 @@ def checksum(about: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file.
+def read_json(path: str | Path, *, max_bytes: int = _MAX_JSON_BYTES) -> Any:
+    """Read a JSON file of at most `max_bytes`.
 
     Raises
     ------
@@ -102,9 +102,9 @@ def read_json(path: str | Path) -> Any:
         The file cannot be read.
     """
     with open(path, "rb") as stream:
-        raw = stream.read(_MAX_JSON_BYTES + 1)
-    if len(raw) > _MAX_JSON_BYTES:
-        raise WeightsError(f"{path}: over {_MAX_JSON_BYTES:,} bytes, expected a small JSON file")
+        raw = stream.read(max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise WeightsError(f"{path}: over {max_bytes:,} bytes, expected a smaller JSON file")
     try:
         return parse_json(raw)
     except ValueError as error:

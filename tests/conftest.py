@@ -22,6 +22,8 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
+os.environ.pop("COLUMNS", None)  # tables are as wide as they need, whatever the terminal
+
 
 def gpu_reason():
     """Return why no GPU can be used here, "" when one can."""

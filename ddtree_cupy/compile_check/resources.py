@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from ddtree_cupy._terminal import table
 from ddtree_cupy.compile_check import nvrtc
 from ddtree_cupy.errors import CompileError
 from ddtree_cupy.kernels.registry import registered_specs
@@ -133,17 +134,12 @@ def problems(rows: Sequence[Resources], specs: Sequence[KernelSpec] | None = Non
 def format_table(rows: Sequence[Resources]) -> str:
     """Return the rows as aligned text."""
     heads = ("kernel", "arch", "registers", "spill", "stack", "shared", "seconds")
-    cells = [heads]
+    cells = []
     for row in rows:
-        numbers = (row.registers, max(row.spill_store_bytes, row.spill_load_bytes), row.stack_bytes)
-        values = (*map(str, numbers), str(row.static_shared_bytes), f"{row.compile_seconds:.2f}")
-        cells.append((f"{row.source}: {row.kernel}", row.arch, values[0], values[1], values[2], values[3], values[4]))
-    widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
-    lines = []
-    for line in cells:
-        left = f"{line[0]:<{widths[0]}}  {line[1]:<{widths[1]}}"
-        lines.append("  ".join((left, *(f"{line[i]:>{widths[i]}}" for i in range(2, len(heads))))))
-    return "\n".join(lines)
+        spill = max(row.spill_store_bytes, row.spill_load_bytes)
+        numbers = (row.registers, spill, row.stack_bytes, row.static_shared_bytes, f"{row.compile_seconds:.2f}")
+        cells.append((f"{row.source}: {row.kernel}", row.arch, *numbers))
+    return table(heads, cells, left=2)
 
 
 def as_json(rows: Sequence[Resources]) -> list[dict[str, str | int | float]]:

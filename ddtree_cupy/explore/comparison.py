@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from ddtree_cupy._check import Checker
+from ddtree_cupy._terminal import fitted, table
 from ddtree_cupy.explore.cost_tables import checked_cost
 from ddtree_cupy.explore.names import named_policies, policy_of
 from ddtree_cupy.explore.policies import Policy
@@ -128,14 +129,9 @@ def policy_table(rows: Sequence[PolicyRow]) -> str:
     check = Checker("policy_table")
     rows = check.items("rows", rows, PolicyRow)
     check.integer("len(rows)", len(rows), low=1)
-    cells = [("policy", "tokens per pass", "nodes", "ratio")]
-    cells += [(row.policy, _short(row.tokens_per_pass), f"{row.nodes:.1f}", _short(row.ratio)) for row in rows]
-    name, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-    lines = []
-    for policy, *numbers in cells:
-        padded = (number.rjust(width) for number, width in zip(numbers, widths, strict=True))
-        lines.append("  ".join([policy.ljust(name), *padded]))
-    return "\n".join([*lines, f"ratio: {ratio_means(rows[0])}, paired over prompts; ranges: 95 %"])
+    cells = [(row.policy, _short(row.tokens_per_pass), f"{row.nodes:.1f}", _short(row.ratio)) for row in rows]
+    aligned = table(("policy", "tokens per pass", "nodes", "ratio"), cells)
+    return "\n".join([aligned, fitted(f"ratio: {ratio_means(rows[0])}, paired over prompts; ranges: 95 %")])
 
 
 def ratio_means(row: PolicyRow) -> str:

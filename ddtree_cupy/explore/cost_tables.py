@@ -151,7 +151,7 @@ class CostTable:
             ) from error
         if not rows:
             raise ArgumentError(f"CostTable.from_bench: `variant` is {variant!r}, expected one with rows at batch 1")
-        remake = f"python -m ddtree_cupy.explore costs report.json --variant {variant} --dtype {dtype}"
+        remake = f"ddtree explore costs report.json --variant {variant} --dtype {dtype}"
         about["command"] += f" --json > report.json && {remake}"
         return cls(tuple(rows), {"variant": variant, **about, "dtype": dtype, "batch": "1", "timing": "event"})
 

@@ -41,13 +41,11 @@ def test_shipped_table_says_where_it_comes_from_and_is_read_exactly():
     table = CostTable.load()
     assert "H200" in table.about["gpu"]
     commands = table.about["command"].split(" && ")
-    assert [command.split()[:3] for command in commands] == [
-        ["python", "-m", "ddtree_cupy.bench"],
-        ["python", "-m", "ddtree_cupy.explore"],
-    ]
+    starts = [["python", "-m", "ddtree_cupy.bench"], ["ddtree", "explore", "costs"]]
+    assert [command.split()[:3] for command in commands] == starts
     assert commands[0].endswith(" --json > report.json")
     variant = table.about["variant"]
-    assert commands[1].split()[3:] == ["costs", "report.json", "--variant", variant, "--dtype", "bfloat16"]
+    assert commands[1].split()[3:] == ["report.json", "--variant", variant, "--dtype", "bfloat16"]
     report = measurements.load("tree_sizes")
     timed = {row["name"]: row["event_us"] for row in report["rows"] if row["variant"] == variant}
     assert len(table.rows) == len(timed)
@@ -116,7 +114,7 @@ def test_costs_command_takes_the_rows_of_one_variant_at_batch_1(tmp_path):
     table = CostTable.load(out)
     assert table.rows == ((8, 64, 8192, 12.5),)
     assert [table.about[name] for name in ("variant", "gpu", "date", "dtype")] == ["v9", "G", "D", "float16"]
-    remade = "C --json > report.json && python -m ddtree_cupy.explore costs report.json --variant v9 --dtype float16"
+    remade = "C --json > report.json && ddtree explore costs report.json --variant v9 --dtype float16"
     assert table.about["command"] == remade
 
 

@@ -26,7 +26,7 @@ ALLOWED = {
     "_terminal": {"errors"},
     "containers": CONTAINERS | {"_files", "_terminal"},
     "kernels": {"errors", "_check", "_overlap"},
-    "compile_check": {"errors", "kernels"},
+    "compile_check": {"errors", "_terminal", "kernels"},
     "emulate": {"errors", "_check", "kernels"},
     "_cache_struct": {"_overlap", "containers", "kernels"},
     "_call": {"errors", "_check", "kernels", "emulate"},

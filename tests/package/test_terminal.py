@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 import unicodedata
+import warnings
 
 import numpy as np
 import pytest
 
-from ddtree_cupy import _doctor
-from ddtree_cupy._terminal import escaped, run_command
+from ddtree_cupy import DraftTree, _doctor, cli
+from ddtree_cupy._terminal import columns, escaped, fitted, run_command, table
 from ddtree_cupy.bench import __main__ as bench
 from ddtree_cupy.cli import main
 from ddtree_cupy.decode import Generation
@@ -43,10 +44,9 @@ def test_decode_prints_prompt_and_text_escaped(monkeypatch, capsys):
     class Loud:
         token_ids = tuple("x\x1b]0;t\x07\u202e".encode())
         num_drafted = 2
+        tree = DraftTree.from_parents([1, 2], [-1, 0])
 
-    from ddtree_cupy import decode
-
-    monkeypatch.setattr(decode, "generate_rounds", lambda *_, **__: iter([Loud(), Loud()]))
+    monkeypatch.setattr(cli.decode, "generate_rounds", lambda *_, **__: iter([Loud(), Loud()]))
     assert main(["decode", OBEYED]) == 0
     printed = capsys.readouterr().out
     assert is_safe(printed)
@@ -97,12 +97,17 @@ def test_tables_name_gpus_escaped(monkeypatch, tmp_path, capsys):
 LOCALES = {
     "ascii": {"PYTHONIOENCODING": "ascii"},
     "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "cp1252": {"PYTHONIOENCODING": "cp1252"},
     "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
 }
 COMMANDS = [
     ("ddtree_cupy.cli", ["tree", "größer.npy"], 0),
     ("ddtree_cupy.cli", ["tree", "nichts—.npy"], 1),
     ("ddtree_cupy.cli", ["decode", "# größer —", "--max-new-tokens", "3"], 0),
+    ("ddtree_cupy.cli", ["decode", "--file", "größer.py", "--max-new-tokens", "1"], 0),
+    ("ddtree_cupy.cli", ["decode", "-", "--max-new-tokens", "1"], 0),
+    ("ddtree_cupy.cli", ["tree", "größer.npy", "--labels", "größer.txt", "--svg", "größer.svg"], 0),
+    ("ddtree_cupy.cli", ["explore", "policies", "größer—.npz"], 1),
     ("ddtree_cupy.cli", ["doctor"], 0),
     ("ddtree_cupy.cli", ["kernels", "--arch", "größer—"], 1),
     ("ddtree_cupy.cli", ["bench", "größer—"], 1),
@@ -122,16 +127,59 @@ print("done")
 @pytest.mark.parametrize("locale", LOCALES)
 def test_commands_print_replacements_where_the_locale_lacks_a_character(locale, tmp_path):
     np.save(tmp_path / "größer.npy", np.zeros((2, 5), np.float32))
+    text = "# größer — 你好\n"
+    (tmp_path / "größer.py").write_text(text, encoding="utf-8")
+    (tmp_path / "größer.txt").write_text("größer\n你好\n", encoding="utf-8")
     (tmp_path / "run_all.py").write_text(RUN_ALL, encoding="utf-8")
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONUTF8", "LC_ALL")}
     variables |= {"PYTHONPATH": os.pathsep.join(sys.path), "CUPY_CACHE_DIR": "/größer—", **LOCALES[locale]}
     command = [sys.executable, "run_all.py"]
-    found = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, check=False)
+    stdin = text.encode()
+    found = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, check=False, input=stdin)
     assert found.returncode == 0, found.stderr
-    assert found.stdout.endswith(b"done\n")
-    assert b"?? 1 p=0.200" in found.stdout  # the tree's lines
+    assert found.stdout.replace(b"\r", b"").endswith(b"done\n")
+    assert b"\n|- 1 p=0.200\n" in found.stdout  # the tree's lines, in similar characters
+    prompt = text.encode("ascii" if locale == "C" else locale, "ddtree.similar")
+    assert found.stdout.count(prompt) == 2, found.stdout  # from the file and from standard input
+    assert "größer" in (tmp_path / "größer.svg").read_text(encoding="utf-8")
     for line in found.stderr.splitlines():
         assert line.startswith((b"ddtree: ", b"bench: ", b"explore: ", b"evaluate: "))
+
+
+def test_a_table_has_columns_where_they_fit_and_lines_where_they_do_not(monkeypatch):
+    heads, rows = ("policy", "tokens per pass", "95 %"), [("chain 15", "4.83", "4.19 - 5.72"), ("a", 1, "-")]
+    monkeypatch.setenv("COLUMNS", "38")
+    wide = ["policy    tokens per pass         95 %", "chain 15             4.83  4.19 - 5.72"]
+    assert table(heads, rows).splitlines() == [*wide, "a                       1            -"]
+    monkeypatch.setenv("COLUMNS", "37")
+    narrow = ["chain 15", "  tokens per pass  4.83", "  95 %             4.19 - 5.72"]
+    assert table(heads, rows).splitlines() == [*narrow, "a", "  tokens per pass  1", "  95 %             -"]
+    assert table(heads, []) == "policy  tokens per pass  95 %"
+    assert table(("a",), [("b",)], left=0) == "a\nb"
+    monkeypatch.setenv("COLUMNS", "12")
+    assert fitted("one two three four", "    ") == "one two\n    three\n    four"
+
+
+def test_the_width_is_that_of_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert columns() == 60
+    for value in ("", "0", "-3", "many"):
+        monkeypatch.setenv("COLUMNS", value)
+        assert columns() == float("inf")  # a file, as pytest makes of standard output
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((44, 9)))
+    assert columns() == 44
+
+
+def test_warnings_are_one_sentence(capsys):
+    def run():
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("two\nlines \x1b", UserWarning, stacklevel=1)
+        return 0
+
+    assert run_command("ddtree", run) == 0
+    assert capsys.readouterr().err == "ddtree: warning: two lines \\x1b\n"
 
 
 def test_output_that_cannot_be_written_is_one_sentence(tmp_path):
