@@ -11,6 +11,7 @@ from ddtree_cupy.explore.cost_tables import CostTable, MeasuredCost
 from ddtree_cupy.explore.costs import CostModel, LinearCost, UserCost
 from ddtree_cupy.explore.curves import BudgetCurve, budget_curve
 from ddtree_cupy.explore.fixed_tree import FixedTree
+from ddtree_cupy.explore.logged_rounds import LoggedRounds, read_ddtreeplus, read_jetspec, read_vllm_metrics
 from ddtree_cupy.explore.names import named_policies, named_policy
 from ddtree_cupy.explore.play import Player, play
 from ddtree_cupy.explore.policies import BestFirst, CostAware, EntropyBudget, Policy, chain
@@ -31,6 +32,7 @@ __all__ = [
     "FixedTree",
     "Interval",
     "LinearCost",
+    "LoggedRounds",
     "MeasuredCost",
     "Outcomes",
     "Player",
@@ -48,6 +50,9 @@ __all__ = [
     "named_policy",
     "play",
     "policy_table",
+    "read_ddtreeplus",
+    "read_jetspec",
+    "read_vllm_metrics",
     "record",
     "replay",
     "score",

@@ -7,6 +7,7 @@ Arguments that contradict each other or themselves (shapes, dtypes, lengths, opt
 DTypeError or ArgumentError.
 """
 
+from ddtree_cupy.interop.ddtree_rounds import from_ddtree_rounds, to_ddtree_rounds
 from ddtree_cupy.interop.flashinfer import FlashInferMask, from_flashinfer_mask, to_flashinfer_mask
 from ddtree_cupy.interop.huggingface import (
     from_huggingface,
@@ -44,6 +45,7 @@ __all__ = [
     "HuggingFaceDrafter",
     "HuggingFaceTarget",
     "TreeMaskMode",
+    "from_ddtree_rounds",
     "from_flashinfer_mask",
     "from_huggingface",
     "from_huggingface_mask",
@@ -56,6 +58,7 @@ __all__ = [
     "from_tensorrt_llm_mask",
     "from_torch",
     "from_vllm_token_tree",
+    "to_ddtree_rounds",
     "to_flashinfer_mask",
     "to_huggingface",
     "to_huggingface_mask",
