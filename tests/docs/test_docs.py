@@ -19,7 +19,7 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_readme_example_prints_what_it_says(capsys, number):
     example = blocks(README, "python")[number]
     exec(compile(example, "README.md", "exec"), {})
@@ -28,13 +28,19 @@ def test_readme_example_prints_what_it_says(capsys, number):
 
 @pytest.mark.emulate
 def test_readme_fuzz_example_runs():
-    example = blocks(README, "python")[2]
+    example = blocks(README, "python")[3]
     assert len([line for line in example.split("twice = ")[1].splitlines() if line]) <= 10
     exec(compile(example, "README.md", "exec"), {})
 
 
+def test_readme_takes_an_own_model_to_a_budget_in_fifteen_lines():
+    lines = [line for line in blocks(README, "python")[2].splitlines() if line]
+    assert "from_callable" in "".join(lines)
+    assert len(lines) <= 15
+
+
 def test_every_code_block_is_tested():
-    assert len(blocks(README, "python")) == 3
+    assert len(blocks(README, "python")) == 4
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
