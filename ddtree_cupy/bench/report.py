@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ddtree_cupy
-from ddtree_cupy._terminal import escaped
+from ddtree_cupy._terminal import escaped, fitted, table
 from ddtree_cupy.bench import tree_accept, tree_attention, tree_build
 from ddtree_cupy.bench.case import Case
 from ddtree_cupy.bench.sizes import CURVE_SIZES, TREE_SIZES
@@ -91,32 +91,27 @@ def run_case(case: Case) -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Return the report as one aligned table."""
-    lines = [", ".join(f"{key} {escaped(value)}" for key, value in report["environment"].items())]
+    """Return the report as a table of the timed rows, and a line for each other row."""
+    lines = [fitted(", ".join(f"{key} {escaped(value)}" for key, value in report["environment"].items()))]
     for name, ceilings in report.items():
         if not name.startswith("yardstick"):
             continue
-        lines.append(
-            f"{name}: copy {ceilings['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
-            f"bf16 8192^3 product {ceilings['matmul_flops_per_second'] / 1e12:.0f} TFLOP/s"
-        )
-    lines.append(
-        f"{'op':<21}{'case':<42}{'variant':<16}{'event us':>10}{'20 %':>9}{'80 %':>9}{'graph us':>10}{'host us':>9}"
-        f"{'MB':>9}{'GB/s':>7}{'TF/s':>7}{'TF vis':>7}{'% of product':>13}{'floor us':>10}{'% of floor':>11}"
-    )
+        copied, multiplied = (ceilings[f"{what}_per_second"] / 1e12 for what in ("copy_bytes", "matmul_flops"))
+        lines.append(fitted(f"{name}: copy {copied:.2f} TB/s, bf16 8192^3 product {multiplied:.0f} TFLOP/s"))
+    heads = ("op", "case", "variant", "event us", "20 %", "80 %", "graph us", "host us", "MB", "GB/s", "TF/s", "TF vis")
+    cells, untimed = [], []
     for row in report["rows"]:
-        start = f"{row['op']:<21}{row['name']:<42}{row['variant']:<16}"
+        start = (row["op"], row["name"], row["variant"])
         if "event_us" not in row:
-            lines.append(f"{start} not timed: {row.get('failed') or row['refused']}")
+            untimed.append(fitted(f"{'  '.join(start)}  not timed: {row.get('failed') or row['refused']}"))
             continue
-        lines.append(
-            f"{start}{row['event_us']:>10.1f}{row['low_us']:>9.1f}{row['high_us']:>9.1f}"
-            f"{_or_dash(row['graph_us']):>10}"
-            f"{row['host_us']:>9.1f}{1e-6 * row['bytes']:>9.2f}{row['gigabytes_per_second']:>7.0f}"
-            f"{_or_dash(row['tflops']):>7}{_or_dash(row['tflops_visible']):>7}{_or_dash(row['percent_of_product']):>13}"
-            f"{row['floor_us']:>10.1f}{row['percent_of_floor']:>11.1f}"
-        )
-    return "\n".join(lines)
+        times = [f"{row[name]:.1f}" for name in ("event_us", "low_us", "high_us")]
+        rates = [f"{1e-6 * row['bytes']:.2f}", f"{row['gigabytes_per_second']:.0f}"]
+        rates += [_or_dash(row[name]) for name in ("tflops", "tflops_visible", "percent_of_product")]
+        bound = [f"{row[name]:.1f}" for name in ("floor_us", "percent_of_floor")]
+        cells.append((*start, *times, _or_dash(row["graph_us"]), f"{row['host_us']:.1f}", *rates, *bound))
+    lines.append(table((*heads, "% of product", "floor us", "% of floor"), cells, left=3))
+    return "\n".join([*lines, *untimed])
 
 
 def _or_dash(number: float | None) -> str:

@@ -66,7 +66,7 @@ def test_yardstick_is_taken_before_between_and_after(calls, capsys):
 def test_numbers_stand_under_their_names(calls, capsys):
     bench.main([])
     lines = capsys.readouterr().out.splitlines()
-    head, right, wrong, *_ = lines[-5:]
+    head, right, _, _, wrong = lines[-5:]
     names = ["event us", "20 %", "80 %", "graph us", "host us", "MB", "GB/s", "TF/s", "TF vis"]
     names += ["% of product", "floor us", "% of floor"]
     numbers = ["100.0", "99.0", "101.0", "-", "20.0", "4.00", "40", "400.0", "200.0", "50.0", "50.0", "50.0"]
@@ -77,6 +77,14 @@ def test_numbers_stand_under_their_names(calls, capsys):
         assert right[end : end + 1] in ("", " ")
     assert wrong.split() == ["op", "wrong", "v", "not", "timed:", "AssertionError:", "one", "element", "is", "off"]
     assert [sum(word in line for line in lines) for word in ("before", "between", "after")] == [1, 1, 1]
+
+
+def test_no_line_is_wider_than_a_narrow_terminal(calls, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    bench.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines.count("  % of product  50.0") == 3
 
 
 def test_refused_case_is_printed_and_is_no_failure(calls, monkeypatch, capsys):
