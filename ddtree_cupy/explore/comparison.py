@@ -135,7 +135,12 @@ def policy_table(rows: Sequence[PolicyRow]) -> str:
 
 
 def ratio_means(row: PolicyRow) -> str:
-    """Return to what the ratios of a comparison are."""
+    """Return to what the ratios of a comparison are.
+
+    Parameters
+    ----------
+    row : PolicyRow
+    """
     return f"to the {'tokens per pass' if row.speedup is None else 'speedup'} of {row.against}"
 
 

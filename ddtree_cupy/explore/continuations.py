@@ -100,7 +100,7 @@ class Continuations:
 
 
 def continuations(traces: Traces, policy: Policy | str | None = None) -> Continuations:
-    """Look below every accepted node of a replay: which rank does the target's next token have?
+    """Count, below every accepted node of a replay, the ranks of the target's next token.
 
     A drafter that fills all depths at once cannot know which token was taken above. What it says of depth d + 1 fits
     the favourites above it best, so a sibling may be right and its continuations poor. This counts how poor, given that

@@ -200,7 +200,13 @@ def _speedup(
 
 
 def checked_round_us(check: Checker, round_us: float) -> float:
-    """Return the cost of a round besides the target's pass after checking it."""
+    """Return the cost of a round besides the target's pass after checking it.
+
+    Parameters
+    ----------
+    check : Checker
+    round_us : float
+    """
     found = check.real("round_us", round_us)
     if found < 0:
         raise ArgumentError(f"{check.function}: `round_us` is {round_us!r}, expected a finite number >= 0")
@@ -208,7 +214,15 @@ def checked_round_us(check: Checker, round_us: float) -> float:
 
 
 def bootstrap_settings(check: Checker, samples: int, confidence: float, seed: int) -> tuple[int, float, int]:
-    """Return the settings of a bootstrap after checking them."""
+    """Return the settings of a bootstrap after checking them.
+
+    Parameters
+    ----------
+    check : Checker
+    samples : int
+    confidence : float
+    seed : int
+    """
     samples = check.integer("samples", samples, low=1)
     check.integer("samples", samples, low=1, high=_MOST_SAMPLES)
     seed = check.integer("seed", seed, low=0)
@@ -221,7 +235,15 @@ def bootstrap_settings(check: Checker, samples: int, confidence: float, seed: in
 def ratio_over_prompts(
     check: Checker, prompts: npt.NDArray[np.int32], gains: Array, spent: Array, samples: int, seed: int
 ) -> Interval:
-    """Return sum(gains) / sum(spent) with the 95 % interval over prompts; entry i belongs to prompts[i]."""
+    """Return sum(gains) / sum(spent) with the 95 % interval over prompts; entry i belongs to prompts[i].
+
+    Parameters
+    ----------
+    check : Checker
+    prompts, gains, spent : array, shape (n,)
+    samples : int
+    seed : int
+    """
     return _interval(bootstrap_settings(check, samples, 0.95, seed), _sums(prompts, gains, spent))
 
 
