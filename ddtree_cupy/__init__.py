@@ -4,7 +4,10 @@ One decoding round::
 
     draft logits -> build_tree -> tree_attention -> (the target's own layers) -> accept -> commit_kv -> next round
 
-NumPy arrays run the references, CuPy arrays the kernels. See the README for the conventions.
+NumPy arrays run the references, CuPy arrays the kernels. On the host every function and container takes what is like
+an array, too: lists of equal length, CPU tensors of other libraries, and integers of any dtype where int32 is said, if
+their values fit. Nothing is converted on a GPU, nor what a call writes: `out=`, `workspace=` and the pages of a cache.
+See the README for the conventions.
 """
 
 from ddtree_cupy._bind import bind

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ddtree_cupy import emulate
+from ddtree_cupy._arrays import INT32, LIBRARIES, as_array, as_int32, shares_memory
 from ddtree_cupy._check import Checker, deliver_arrays, dtype_name
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 from ddtree_cupy.kernels.plan import Plan
@@ -55,6 +56,11 @@ class Form:
         if self.kind is not None:
             if not isinstance(out, self.kind):
                 raise DTypeError(f"{function}: `out` is {type(out).__name__}, expected {self.kind.__name__}")
+            for name in vars(out).get("_copied", ()):
+                raise DTypeError(
+                    f"{function}: `out.{name}` is a copy that {self.kind.__name__} made of what it was given, expected "
+                    f"an array of its dtype, which this call writes"
+                )
             return {f"out.{name}": getattr(out, name) for name in self.names}
         if not self.names:
             return {"out": out}
@@ -98,6 +104,8 @@ class Call:
         Arrays and containers that kernels read, and those that they write beside `out`; names are for messages.
     in_place : collection of pairs of names
         An array of `out` that may be one of the arrays read.
+    copied : list of str
+        Arguments of which this call reads a copy, since they were lists or integers of another dtype.
     """
 
     def __init__(self, function: str, checked: bool = True, out: Any = None) -> None:
@@ -113,6 +121,36 @@ class Call:
         self.read: Mapping[str, Any] = {}
         self.written: Mapping[str, Any] = {}
         self.in_place: Collection[tuple[str, str]] = ()
+        self.copied: list[str] = []
+
+    def array(self, name: str, value: Any) -> Array:
+        """Return numbers in any form as an array; see `as_array`."""
+        if type(value) in LIBRARIES:
+            return value
+        array = as_array(self.check.function, name, value)
+        if not shares_memory(value):
+            self.copied.append(name)
+        return array
+
+    def int32(self, name: str, value: Any) -> Array:
+        """Return integers in any form as an array; on the host it is int32, cast after a check of each value."""
+        array = self.array(name, value)
+        if not isinstance(array, np.ndarray) or array.dtype is INT32:
+            return array
+        cast = as_int32(self.check.function, name, array)
+        if cast is not array:
+            self.copied.append(name)
+        return cast
+
+    def per_request(self, name: str, value: Any, low: int, high: int) -> int | Array:
+        """Return an integer in low..high for all requests, or an int32 array with one for each, of values not read."""
+        if value is None or isinstance(value, int | float | str | np.generic):
+            return self.check.integer(name, value, low=low, high=high)
+        array = self.int32(name, value)
+        if self.checks:
+            self.require_library(name, array)
+            self.check.array(name, array, self.axes(), ("int32",), contiguous=self.backend != "numpy")
+        return array
 
     def choose_backend(self, **arrays: Array) -> bool:
         """Set the backend from the library of the arrays (None skipped); return whether kernels run."""
@@ -156,6 +194,11 @@ class Call:
         """Return the results of a call of kernels, its launches, and what must live as long as these are used."""
         if self.plan is None:
             raise ArgumentError(f"bind: {self.check.function} on NumPy arrays runs no kernel; call it as it is")
+        for name in self.copied:
+            raise DTypeError(
+                f"bind: `{name}` would be copied once, so that later changes to it are not seen; expected an array "
+                f"that {self.check.function} takes as it is"
+            )
         results, values = self._arrays(workspace)
         return self._returned(results), self.plan.launches(self.backend, values), values
 

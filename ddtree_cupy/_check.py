@@ -7,8 +7,8 @@ from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ddtree_cupy._arrays import LIBRARIES, library_of, refuse_odd_array
 from ddtree_cupy._overlap import Place, Region, byte_bounds, overlap
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 
@@ -17,47 +17,15 @@ Array = Any
 FLOATS = ("float32", "float16", "bfloat16")
 FLOATS_AND_F64 = (*FLOATS, "float64")
 
-_LIBRARIES: dict[type, str] = {np.ndarray: "numpy"}  # the two plain array types, CuPy's as soon as one is seen
 _NAMES: dict[Any, str] = {}  # of dtypes: NumPy works a name out at every call
 
 
-def library_of(array: Any) -> str:
-    """Return the top-level module that defines the type of `array`: numpy, cupy, torch, builtins, ..."""
-    return type(array).__module__.partition(".")[0]
-
-
 def dtype_name(dtype: Any) -> str:
-    """Return `dtype.name`, worked out once."""
+    """Return `dtype.name`, worked out once; where the bytes are swapped, the code that says so."""
     name = _NAMES.get(dtype)
     if name is None:
-        name = _NAMES[dtype] = str(dtype.name)
+        name = _NAMES[dtype] = str(dtype.name if dtype.isnative else dtype.str)
     return name
-
-
-def refuse_odd_array(function: str, name: str, array: Any) -> None:
-    """Refuse the two subclasses of a NumPy array that mean something else by the same calls; others are taken."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise DTypeError(
-            f"{function}: `{name}` is a masked array, whose mask would be ignored; expected a plain array: "
-            f"{name}.filled(value) makes one"
-        )
-    if isinstance(array, np.matrix):
-        raise DTypeError(
-            f"{function}: `{name}` is a numpy.matrix, expected a plain array: numpy.asarray({name}) makes one"
-        )
-
-
-def host_array(function: str, name: str, values: Any) -> npt.NDArray[Any]:
-    """Return an array_like as a NumPy array, without a copy where possible; any dtype, for the caller to check."""
-    refuse_odd_array(function, name, values)
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise ShapeError(f"{function}: `{name}` is ragged, expected lists of equal length") from None
-    except (TypeError, RuntimeError):
-        raise DTypeError(
-            f"{function}: `{name}` is {type(values).__name__} of {library_of(values)}, expected an array on the host"
-        ) from None
 
 
 class Checker:
@@ -85,13 +53,14 @@ class Checker:
         for name, array in arrays.items():
             if array is None:
                 continue
-            library = _LIBRARIES.get(type(array)) or self._library(name, array)
+            library = LIBRARIES.get(type(array)) or self._library(name, array)
             if library not in found:
                 found[library] = name
         if len(found) > 1:
             raise DTypeError(
                 f"{self.function}: `{found['numpy']}` is a NumPy array and `{found['cupy']}` a CuPy array; "
-                f"move one over, e.g. cupy.asarray({found['numpy']}) or cupy.asnumpy({found['cupy']})"
+                f"move one over, e.g. cupy.asarray({found['numpy']}{_dtype_of(arrays[found['numpy']])}) or "
+                f"cupy.asnumpy({found['cupy']})"
             )
         if "cupy" in found:
             self._require_current_device(arrays)
@@ -123,7 +92,7 @@ class Checker:
                 f"numpy.asarray({name}) makes one"
             )
         if library == "cupy" and type(array).__name__ == "ndarray":
-            _LIBRARIES[type(array)] = library
+            LIBRARIES[type(array)] = library
         return library
 
     def array(
@@ -138,15 +107,16 @@ class Checker:
         writable: bool = False,
     ) -> None:
         """Check one array; an axis named for the first time takes its size from this array."""
-        if type(array) not in _LIBRARIES:
+        if type(array) not in LIBRARIES:
             if not hasattr(array, "dtype"):
                 raise DTypeError(f"{self.function}: `{name}` is {type(array).__name__}, expected an array")
             refuse_odd_array(self.function, name, array)
         shape, dtype = array.shape, array.dtype
         if dtypes is not None and dtype_name(dtype) not in dtypes:
-            refused = dtype.name == "float64" and "float32" in dtypes
-            hint = " (a kernel takes float64 through `.astype(np.float32)`)" if refused else ""
-            raise DTypeError(f"{self.function}: `{name}` has dtype {dtype.name}, expected {' or '.join(dtypes)}{hint}")
+            hint = "" if writable else _conversion(name, array, dtypes)
+            raise DTypeError(
+                f"{self.function}: `{name}` has dtype {dtype_name(dtype)}, expected {' or '.join(dtypes)}{hint}"
+            )
         sizes = self.sizes
         fits = len(shape) == len(axes)
         for axis, size in zip(axes, shape, strict=False):
@@ -270,13 +240,27 @@ class Checker:
         return f"{shape} with {sizes}" if sizes else shape
 
 
+def _dtype_of(array: Array) -> str:
+    """Return the argument that keeps an integer dtype where `cupy.asarray` would choose one."""
+    return f", dtype='{array.dtype.name}'" if array.dtype.kind in "iu" else ""
+
+
+def _conversion(name: str, array: Array, dtypes: Sequence[str]) -> str:
+    """Return the advice to convert an array of numbers into the first of `dtypes` that NumPy names; "" if none fits."""
+    wanted = next((dtype for dtype in dtypes if hasattr(np, dtype)), None)
+    if wanted is None or array.dtype.kind not in ("iu" if "int" in wanted else "iuf"):
+        return ""
+    host = f"numpy.asarray({name})" if isinstance(array, np.ndarray) else name  # lists have no `astype`
+    return f"; {host}.astype(numpy.{wanted}) makes one"
+
+
 def _arrays_of(values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
     for name, value in values.items():
-        if type(value) in _LIBRARIES or (hasattr(value, "strides") and not isinstance(value, np.generic)):
+        if type(value) in LIBRARIES or (hasattr(value, "strides") and not isinstance(value, np.generic)):
             yield name, value
         elif is_dataclass(value):
             for field, array in vars(value).items():
-                if type(array) in _LIBRARIES or hasattr(array, "strides"):
+                if type(array) in LIBRARIES or hasattr(array, "strides"):
                     yield f"{name}.{field}", array
 
 

@@ -33,7 +33,13 @@ def rejects(*cases):
 
 
 class TorchTensor:
-    """Looks to the checks like a torch tensor."""
+    """Looks to the checks like a torch tensor on a GPU."""
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def __dlpack__(self, **_):
+        raise BufferError("must be called for no tensor on a GPU")
 
 
 class CupyArray:
@@ -58,7 +64,7 @@ def read_only(array):
 def rejections(tables_of):
     """Parametrize a test by (function, name, value, error), from {function: [{name: {error: [value, ...]}}, ...]}.
 
-    A name with a dot is a field of a container, as in `kv.page_table`.
+    A name with a dot is a field of a container, as in `kv.page_table`, which may refuse it itself.
     """
     rows = [
         pytest.param(function, name, value, error, id=f"{function.__name__}-{name}-{error.__name__}-{number}")
@@ -77,8 +83,8 @@ def assert_rejects(function, arguments, name, value, error, words=None):
     `words` is what the message must hold besides the function's name; None: the name of the argument.
     """
     owner, _, field = name.partition(".")
-    given = {**arguments, owner: replace(arguments[owner], **{field: value}) if field else value}
     kept = {key: one for key, one in arguments.items() if isinstance(one, np.ndarray) or hasattr(one, "map")}
-    words = rf".*`{name}\b" if words is None else words
-    with unchanged(**kept), pytest.raises(error, match=rf"(?s)^{function.__name__}: {words}"):
-        function(**given)
+    speaker = f"{function.__name__}|{type(arguments[owner]).__name__}" if field else function.__name__
+    words = rf".*`({owner}\.)?{field or owner}\b" if words is None else words
+    with unchanged(**kept), pytest.raises(error, match=rf"(?s)^({speaker}): {words}"):
+        function(**{**arguments, owner: replace(arguments[owner], **{field: value}) if field else value})

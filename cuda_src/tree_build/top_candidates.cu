@@ -4,6 +4,7 @@
 // Letters    B requests, L draft length, V vocabulary, K candidates kept, S slices of a row, E entries that a slice
 //            passes on (at most K and at most its size); row = request * L + depth
 // Inputs     draft_logits  T[B, L, V]  last axis contiguous, other strides in elements, any sign
+//            draft_lens    int32[B]    rows of each request, null: draft_len_of_all for all; later rows are not read
 // Scratch    found_values uint32[B*L, S, E], found_ids int32[B*L, S, E]: the best entries of a slice in the order of
 //            ids, values as the telling bits of common/ordered.cuh, 0 where the slice has fewer; partial_max float32
 //            [B*L, S] and partial_sum, the sum of exp(logit - partial_max): NaN marks a bad slice;
@@ -30,13 +31,26 @@ constexpr int MOST_WARPS = 32;
 
 template <class T>
 __global__ void __launch_bounds__(512)
-    find_candidates(const T* __restrict__ draft_logits, unsigned* __restrict__ found_values,
-                    int* __restrict__ found_ids, float* __restrict__ partial_max, float* __restrict__ partial_sum,
-                    int L, int V, int E, long long request_stride, long long row_stride) {
+    find_candidates(const T* __restrict__ draft_logits, const int* __restrict__ draft_lens,
+                    unsigned* __restrict__ found_values, int* __restrict__ found_ids, float* __restrict__ partial_max,
+                    float* __restrict__ partial_sum, int draft_len_of_all, int L, int V, int E,
+                    long long request_stride, long long row_stride) {
   const int row = blockIdx.x;    // 0..B*L-1
   const int slice = blockIdx.y;  // 0..S-1
   const int lane = threadIdx.x % WARP_SIZE;
   const int first = (slice * (int)(blockDim.x / WARP_SIZE) + (int)threadIdx.x / WARP_SIZE) * WARP_SIZE * ITEMS + lane;
+  const long long partial = (long long)row * gridDim.y + slice;
+  unsigned* best_values = found_values + partial * E;
+
+  // a row beyond the draft has no candidates and no sum
+  if (row % L >= (draft_lens == nullptr ? draft_len_of_all : draft_lens[row / L])) {
+    if (threadIdx.x == 0) {
+      partial_max[partial] = NEGATIVE_INFINITY;
+      partial_sum[partial] = 0.0f;
+    }
+    for (int i = threadIdx.x; i < E; i += blockDim.x) best_values[i] = 0;
+    return;
+  }
   const T* logits = draft_logits + row / L * request_stride + row % L * row_stride;
   __shared__ unsigned long long totals_scratch[2 * WARP_SIZE];
   __shared__ float float_scratch[MOST_WARPS];
@@ -55,7 +69,6 @@ __global__ void __launch_bounds__(512)
     largest = fmaxf(largest, logit);
   }
   is_bad = __syncthreads_or(is_bad);
-  const long long partial = (long long)row * gridDim.y + slice;
   if (is_bad) {
     if (threadIdx.x == 0) partial_max[partial] = partial_sum[partial] = QUIET_NAN;
     return;
@@ -75,7 +88,6 @@ __global__ void __launch_bounds__(512)
   if (E == 0) return;
 
   // the E best of the slice in the order of ids
-  unsigned* best_values = found_values + partial * E;
   int* best_ids = found_ids + partial * E;
   const auto value_at = [&](int j) { return values[j]; };
   const Selection chosen = select_largest(ITEMS, value_at, E, totals);

@@ -1,17 +1,26 @@
 """What all containers share: a function mapped over the arrays, backends, files, requests as entries."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from operator import index
 from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, refuse_odd_array
+from ddtree_cupy._arrays import INT32, LIBRARIES, as_array, as_int32, library_of, shares_memory
+from ddtree_cupy._check import Checker
 from ddtree_cupy.errors import ArgumentError, DTypeError, RequestIndexError, ShapeError
 
 Array = Any
+
+_INTEGERS: dict[str, np.dtype[Any]] = {  # fields that hold integers
+    **dict.fromkeys(("token_ids", "parents", "depths", "num_nodes", "status", "first_child", "next_sibling"), INT32),
+    **dict.fromkeys(("page_table", "context_lens", "accepted", "num_accepted", "bonus_token"), INT32),
+    "visibility_bits": np.dtype(np.uint32),
+}
+_POOLS = ("ckv", "kpe")
 
 FORMAT = "ddtree-container-1"  # of the files; raise the number when a stored field changes its meaning
 
@@ -29,17 +38,34 @@ def where(array: Array) -> str:
 class Arrays:
     """A frozen dataclass whose fields are arrays (or None, or host integers).
 
-    NumPy scalars become 0-d arrays; masked arrays and numpy.matrix are refused. A batch is a sequence of its requests.
+    Numbers on the host in any form become NumPy arrays, integers of the dtype of their field after a check by value,
+    except in the pages of a cache, which functions write: those must be arrays as they are. `_copied` names the arrays
+    that are copies, which are not the memory that the caller gave. A batch is a sequence of its requests.
     """
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            if type(value) is np.ndarray or value is None:
-                continue
-            if isinstance(value, np.generic):
-                object.__setattr__(self, name, np.asarray(value))
-            else:
-                refuse_odd_array(type(self).__name__, name, value)
+            library, dtype = LIBRARIES.get(type(value)), _INTEGERS.get(name)
+            is_plain = library == "cupy" or (library and (dtype is None or value.dtype is dtype))
+            if not is_plain and value is not None and (dtype is not None or type(value) is not int):
+                vars(self)[name] = self._taken(name, value, dtype)
+
+    def _taken(self, name: str, value: Any, dtype: npt.DTypeLike | None) -> Array:
+        kind = type(self).__name__
+        array = as_array(kind, name, value)
+        if name in _POOLS and array is not value and not isinstance(value, np.ndarray | np.generic):
+            call = "numpy.array" if hasattr(value, "__array__") or isinstance(value, Sequence) else "numpy.from_dlpack"
+            call = "ddtree_cupy.interop.from_torch" if library_of(value) == "torch" else call
+            raise DTypeError(
+                f"{kind}: `{name}` is {type(value).__name__}, expected an array, since functions write to it; "
+                f"{call}({name}) makes one"
+            )
+        if not isinstance(array, np.ndarray):
+            return array
+        cast = array if dtype is None else as_int32(kind, name, array, dtype)
+        if cast is not array or not shares_memory(value):
+            vars(self)["_copied"] = (*vars(self).get("_copied", ()), name)
+        return cast
 
     def map(self, function: Callable[[Array], Array]) -> Self:
         """Return the container of `function` of every array; host integers and None stay.

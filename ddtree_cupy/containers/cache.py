@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._arrays import as_array, as_dtype, as_int32
 from ddtree_cupy._check import FLOATS_AND_F64, Checker
 from ddtree_cupy.containers import validation
 from ddtree_cupy.containers.base import Arrays, where
@@ -63,7 +64,7 @@ class PagedKV(Arrays):
         page_size: int = 64,
         head_dim_ckv: int = 512,
         head_dim_kpe: int = 64,
-        dtype: npt.DTypeLike = np.float32,
+        dtype: Any = np.float32,
     ) -> Self:
         """Make an empty NumPy cache; `ckv` and `kpe` are slices of one zeroed buffer, context_lens is 0.
 
@@ -77,19 +78,23 @@ class PagedKV(Arrays):
             Tokens per page.
         head_dim_ckv, head_dim_kpe : int
             C and R.
-        dtype : dtype_like
-            The dtype of both pools.
+        dtype : str, or dtype of NumPy, ml_dtypes, JAX or torch
+            The dtype of both pools: float32, float16, bfloat16 or float64.
 
         Raises
         ------
         DTypeError, ArgumentError
-            A size that is not an integer, or is too small.
+            A size that is not an integer, or is too small; another dtype.
+
+        Examples
+        --------
+        >>> PagedKV.allocate(100, head_dim_ckv=64, head_dim_kpe=16, dtype="bfloat16")
+        PagedKV(num_pages=2, page_size=64, head_dim_ckv=64, head_dim_kpe=16, bfloat16)
         """
         for name, value in (("capacity", capacity), ("head_dim_ckv", head_dim_ckv), ("head_dim_kpe", head_dim_kpe)):
             validation.at_least("PagedKV.allocate", name, value, 0)
         validation.at_least("PagedKV.allocate", "page_size", page_size, 1)
-        if np.dtype(dtype).name not in FLOATS_AND_F64:
-            raise DTypeError(f"PagedKV.allocate: `dtype` is {np.dtype(dtype)}, expected {' or '.join(FLOATS_AND_F64)}")
+        dtype = as_dtype("PagedKV.allocate", "dtype", dtype, FLOATS_AND_F64)
         requests = 1 if batch is None else batch
         validation.at_least("PagedKV.allocate", "batch", requests, 0)
         max_pages = -(-capacity // page_size)
@@ -104,8 +109,8 @@ class PagedKV(Arrays):
     @classmethod
     def from_dense(
         cls,
-        ckv: npt.NDArray[Any],
-        kpe: npt.NDArray[Any],
+        ckv: Array,
+        kpe: Array,
         *,
         page_size: int = 64,
         context_lens: npt.ArrayLike | None = None,
@@ -115,7 +120,7 @@ class PagedKV(Arrays):
 
         Parameters
         ----------
-        ckv, kpe : float array, shape ([B,] T, C) and ([B,] T, R)
+        ckv, kpe : float array_like, shape ([B,] T, C) and ([B,] T, R)
         page_size : int
             Tokens per page.
         context_lens : int array_like, shape ([B]), default T
@@ -124,6 +129,7 @@ class PagedKV(Arrays):
             Positions a request can hold.
         """
         check = Checker("PagedKV.from_dense")
+        ckv, kpe = (as_array(check.function, name, rows) for name, rows in (("ckv", ckv), ("kpe", kpe)))
         if check.backend(ckv=ckv, kpe=kpe) != "numpy":
             raise DTypeError("PagedKV.from_dense: `ckv` is a CuPy array, expected NumPy; cupy.asnumpy(ckv) makes one")
         check.array("ckv", ckv, ckv.shape, FLOATS_AND_F64)
@@ -137,7 +143,7 @@ class PagedKV(Arrays):
         batch, tokens = ckv.shape[:-2], ckv.shape[-2]
         if context_lens is None:
             context_lens = np.full(batch, tokens)
-        lens = validation.as_int32("PagedKV.from_dense", "context_lens", context_lens)
+        lens = as_int32("PagedKV.from_dense", "context_lens", context_lens, copy=True)
         if lens.shape != batch or (lens < 0).any() or (lens > tokens).any():
             raise ArgumentError(
                 f"PagedKV.from_dense: `context_lens` is {np.asarray(context_lens).tolist()}, expected shape {batch} "

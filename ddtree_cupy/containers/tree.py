@@ -6,7 +6,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array, library_of
+from ddtree_cupy._arrays import as_array, as_int32, host_array, library_of
+from ddtree_cupy._check import FLOATS_AND_F64, Checker
 from ddtree_cupy.containers import interactive, topology, validation
 from ddtree_cupy.containers.base import Arrays, where
 from ddtree_cupy.errors import DTypeError, ShapeError
@@ -71,9 +72,10 @@ class Candidates(Arrays):
         """
         function = "Candidates.from_topk"
         check = Checker(function)
-        if check.backend(token_ids=token_ids, logits=logits, lse=lse) != "numpy":
+        logits, lse = as_array(function, "logits", logits), as_array(function, "lse", lse)
+        if check.backend(logits=logits, lse=lse) != "numpy":
             raise DTypeError(f"{function}: `logits` is a CuPy array, expected NumPy; cupy.asnumpy(logits) makes one")
-        ids = validation.as_int32(function, "token_ids", token_ids)
+        ids = as_int32(function, "token_ids", token_ids, copy=True)
         lead = ("batch",) if ids.ndim == 3 else ()
         check.array("token_ids", ids, (*lead, "draft_len", "candidates"))
         check.array("logits", logits, (*lead, "draft_len", "candidates"), FLOATS_AND_F64)
@@ -163,7 +165,7 @@ class Visibility(Arrays):
             )
         if num_nodes is None:
             num_nodes = np.full(visibility.shape[:-2], visibility.shape[-1], np.int32)
-        counts = validation.as_int32("Visibility.from_dense", "num_nodes", num_nodes)
+        counts = as_int32("Visibility.from_dense", "num_nodes", num_nodes, copy=True)
         return cls(topology.pack_visibility(visibility), counts).validate()
 
     @property
@@ -260,8 +262,8 @@ class DraftTree(Arrays):
             token_array: Array = token_ids
             parent_array: Array = parents
         else:
-            token_array = validation.as_int32(function, "token_ids", token_ids)
-            parent_array = validation.as_int32(function, "parents", parents)
+            token_array = as_int32(function, "token_ids", token_ids, copy=True)
+            parent_array = as_int32(function, "parents", parents, copy=True)
         if token_array.shape != parent_array.shape or token_array.ndim not in (1, 2):
             raise ShapeError(
                 f"{function}: `parents` is {parent_array.shape} and `token_ids` {token_array.shape}, "

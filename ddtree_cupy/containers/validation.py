@@ -3,11 +3,10 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array
+from ddtree_cupy._check import FLOATS_AND_F64, Checker
 from ddtree_cupy.containers import topology
-from ddtree_cupy.errors import ArgumentError, DTypeError
+from ddtree_cupy.errors import ArgumentError
 
 Array = Any
 
@@ -15,19 +14,6 @@ Array = Any
 def at_least(function: str, name: str, value: Any, low: int) -> None:
     """Raise unless `value` is an integer >= `low`."""
     Checker(function).integer(name, value, low=low)
-
-
-def as_int32(function: str, name: str, values: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Return integers of any width as int32; floats, bools and values outside int32 raise."""
-    array = host_array(function, name, values)
-    if array.size == 0:
-        return array.astype(np.int32)
-    if array.dtype.kind not in "iu":
-        raise DTypeError(f"{function}: `{name}` has dtype {array.dtype}, expected integers")
-    limits = np.iinfo(np.int32)
-    if array.max() > limits.max or array.min() < limits.min:
-        raise ArgumentError(f"{function}: `{name}` holds a value outside int32")
-    return array.astype(np.int32)
 
 
 def parent_order(function: str, parents: Array, num_nodes: Array) -> None:

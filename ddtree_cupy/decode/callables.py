@@ -6,7 +6,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, host_array
+from ddtree_cupy._arrays import host_array
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree
 from ddtree_cupy.errors import DTypeError, ShapeError
 

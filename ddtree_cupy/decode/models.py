@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._arrays import host_array
 from ddtree_cupy._call import backend_of
-from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker, host_array
+from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy.containers import DraftTree, PagedKV
 from ddtree_cupy.containers.topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError

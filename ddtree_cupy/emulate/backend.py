@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._arrays import numpy_dtype
 from ddtree_cupy.emulate._arguments import Parameter
 from ddtree_cupy.emulate._module import MAX_SHARED_BYTES, Module
 from ddtree_cupy.errors import CompileError
 from ddtree_cupy.kernels import Arg, KernelSpec
-from ddtree_cupy.kernels.launch import Dimensions, numpy_dtype
+from ddtree_cupy.kernels.launch import Dimensions
 from ddtree_cupy.kernels.structs import StructLayout
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import FLOATS_AND_F64, Checker, host_array
+from ddtree_cupy._arrays import host_array
+from ddtree_cupy._check import FLOATS_AND_F64, Checker
 from ddtree_cupy.containers import Candidates
 from ddtree_cupy.containers.topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.decode.models import prompt_tokens

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, host_array, library_of
+from ddtree_cupy._arrays import host_array, library_of
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 

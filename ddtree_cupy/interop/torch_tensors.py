@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._check import Checker, library_of
+from ddtree_cupy._arrays import library_of
+from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import AcceptResult, Candidates, DraftTree, PagedKV, Visibility
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 
@@ -160,4 +161,10 @@ def from_torch(value: Any, kind: type | None = None, *, xp: Any = np) -> Any:
             f"{', '.join(names)}"
         )
     made: Any = kind(**{field.name: _field(field, value[field.name], xp) for field in fields(kind)})
+    for name in vars(made).get("_copied", ()):
+        given, wanted = str(value[name].dtype).removeprefix("torch."), getattr(made, name).dtype
+        raise DTypeError(
+            f"from_torch: `{name}` has dtype {given}, expected {wanted}, since nothing is copied; "
+            f"{name}.to(torch.{wanted}) makes one"
+        )
     return made.validate() if xp is np else made

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ddtree_cupy._arrays import numpy_dtype
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
 from ddtree_cupy.kernels.signature import Arg
 from ddtree_cupy.kernels.spec import KernelSpec
@@ -30,16 +31,6 @@ class Compiled(Protocol):
 
     def launch(self, grid: Dimensions, block: Dimensions, args: tuple[Any, ...], shared_mem: int) -> None:
         """Launch; `args` are arrays, None, exact NumPy scalars and structs as bytes."""
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a name; "bfloat16" is that of ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes  # here, so that importing the package pulls in NumPy only
-
-        dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return dtype
-    return np.dtype(name)
 
 
 class Kernel:

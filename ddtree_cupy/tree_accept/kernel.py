@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._arrays import numpy_dtype
 from ddtree_cupy._cache_struct import CacheFacts, facts_of
 from ddtree_cupy._overlap import Place, address_of, overlap
 from ddtree_cupy.containers import AcceptResult, PagedKV
 from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, register
-from ddtree_cupy.kernels.launch import numpy_dtype
 
 Array = Any
 

@@ -21,7 +21,7 @@ def greedy_targets(
     call: Call, target_logits: Array, *, num_nodes: int | Array | None = None, on_bad_row: str = "auto"
 ) -> None:
     """Prepare `greedy_targets`."""
-    on_device, num_nodes = _targets(call, target_logits, num_nodes, on_bad_row)
+    on_device, target_logits, num_nodes = _targets(call, target_logits, num_nodes, on_bad_row)
     logits, counts = call.batch(target_logits, num_nodes)
     if on_device:
         call.plan = kernel.targets_plan(logits.shape, logits.dtype.name, samples=False)
@@ -44,15 +44,18 @@ def sample_targets(
 ) -> None:
     """Prepare `sample_targets`."""
     check = call.check
-    on_device, num_nodes = _targets(call, target_logits, num_nodes, on_bad_row, uniforms=uniforms)
+    uniforms = call.array("uniforms", uniforms)
+    on_device, target_logits, num_nodes = _targets(call, target_logits, num_nodes, on_bad_row, uniforms=uniforms)
     floats = ("float64", "float32")
     if call.checks:
         check.array("uniforms", uniforms, call.axes("num_nodes"), floats, contiguous=on_device)
-    if not _is_array(temperature):
+    if temperature is None or isinstance(temperature, int | float | str | np.generic):
         temperature = check.real("temperature", temperature, above=0.0)
-    elif call.checks:
-        check.backend(uniforms=uniforms, temperature=temperature)
-        check.array("temperature", temperature, call.axes(), floats, contiguous=on_device)
+    else:
+        temperature = call.array("temperature", temperature)
+        if call.checks:
+            check.backend(uniforms=uniforms, temperature=temperature)
+            check.array("temperature", temperature, call.axes(), floats, contiguous=on_device)
     call.read = {**call.read, "uniforms": uniforms, "temperature": temperature}
     logits, draws, heat, counts = call.batch(target_logits, uniforms, temperature, num_nodes)
     if on_device:
@@ -73,38 +76,29 @@ def sample_targets(
     )
 
 
-def _is_array(value: Any) -> bool:
-    """Whether `value` claims to be an array; its library is checked later."""
-    return hasattr(value, "shape") and not isinstance(value, np.generic)
-
-
 def _targets(
     call: Call, target_logits: Array, num_nodes: int | Array | None, on_bad_row: str, **others: Array
-) -> tuple[bool, int | Array]:
-    """Check what both share; return whether kernels run, and num_nodes as an int or an array."""
+) -> tuple[bool, Array, int | Array]:
+    """Check what both share; return whether kernels run, the logits, and num_nodes as an int or an array."""
     check = call.check
-    given = num_nodes if _is_array(num_nodes) else None
-    if target_logits is None:
-        raise DTypeError(f"{check.function}: `target_logits` is None, expected a float array")
-    on_device = call.choose_backend(target_logits=target_logits, num_nodes=given, **others)
+    target_logits = call.array("target_logits", target_logits)
+    on_device = call.choose_backend(target_logits=target_logits, **others)
     call.is_batched = target_logits.ndim == 3
     if call.checks:
         dtypes = FLOATS if on_device else FLOATS_AND_F64
         axes = call.axes("num_nodes", "vocab_size")
         check.array("target_logits", target_logits, axes, dtypes, last_contiguous=on_device)
-        if given is not None:
-            check.array("num_nodes", given, call.axes(), ("int32",), contiguous=on_device)
     check.choice("on_bad_row", on_bad_row, ("auto", "raise", "mark"))
     if on_device and on_bad_row == "raise":
         raise UnsupportedError(
             f"{check.function}: `on_bad_row` is 'raise', which a kernel cannot do without waiting for the device; "
             f"expected 'mark' (-1 in such rows) or 'auto'"
         )
-    call.read = {"target_logits": target_logits, "num_nodes": num_nodes}
-    if given is not None:
-        return on_device, given
-    capacity = int(target_logits.shape[-2])
-    return on_device, capacity if num_nodes is None else check.integer("num_nodes", num_nodes, low=0, high=capacity)
+    counts = int(target_logits.shape[-2])
+    if num_nodes is not None:
+        counts = call.per_request("num_nodes", num_nodes, 0, counts)
+    call.read = {"target_logits": target_logits, "num_nodes": counts}
+    return on_device, target_logits, counts
 
 
 def _counts_of(check: Checker, logits: Array, num_nodes: int | Array) -> npt.NDArray[np.int32]:
@@ -140,6 +134,7 @@ def accept(call: Call, tree: DraftTree, target_token_ids: Array) -> None:
     """Prepare `accept`."""
     check = call.check
     check.kind("tree", tree, DraftTree)
+    target_token_ids = call.int32("target_token_ids", target_token_ids)
     links = {f"tree.{name}": getattr(tree, name) for name in ("token_ids", "first_child", "next_sibling")}
     on_device = call.choose_backend(**links, **{"tree.num_nodes": tree.num_nodes}, target_token_ids=target_token_ids)
     call.is_batched = tree.is_batched

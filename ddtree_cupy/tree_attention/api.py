@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._arrays import as_array
 from ddtree_cupy._call import prepared_by, run
 from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
@@ -234,6 +235,7 @@ def convert_lse(lse: Array, *, base: float, empty: float) -> Array:
     [0.6931, -inf]
     """
     check = Checker("convert_lse")
+    lse = as_array("convert_lse", "lse", lse)
     check.backend(lse=lse)
     check.array("lse", lse, lse.shape, ("float32", "float64"))
     base = check.real("base", base, above=1.0)

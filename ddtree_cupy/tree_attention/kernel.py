@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._arrays import numpy_dtype
 from ddtree_cupy._cache_struct import packed_cache
 from ddtree_cupy.containers import PagedKV
 from ddtree_cupy.errors import UnsupportedError
 from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, register
-from ddtree_cupy.kernels.launch import numpy_dtype
 from ddtree_cupy.tree_attention.call import Sizes
 from ddtree_cupy.tree_attention.versions import VERSIONS, Version
 

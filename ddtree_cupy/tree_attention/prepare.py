@@ -23,8 +23,8 @@ OUT_AND_LSE = Form("out", "lse")
 def write_kv(call: Call, kv: PagedKV, ckv_rows: Array, kpe_rows: Array, *, num_rows: int | Array) -> None:
     """Prepare `write_kv`."""
     check = call.check
+    ckv_rows, kpe_rows = call.array("ckv_rows", ckv_rows), call.array("kpe_rows", kpe_rows)
     on_device = _choose_backend(call, kv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
-    is_number = not hasattr(num_rows, "shape") or isinstance(num_rows, np.generic)
     pools = {"kv.ckv": kv.ckv, "kv.kpe": kv.kpe}
     if call.checks:
         _check_cache(call, kv, on_device)
@@ -33,12 +33,8 @@ def write_kv(call: Call, kv: PagedKV, ckv_rows: Array, kpe_rows: Array, *, num_r
         check.same_dtype(ckv=kv.ckv, ckv_rows=ckv_rows, kpe_rows=kpe_rows)
         for name, pool in pools.items():
             check.array(name, pool, pool.shape, writable=True)
-        if not is_number:
-            check.backend(num_rows=num_rows, **{"kv.ckv": kv.ckv})
-            check.array("num_rows", num_rows, call.axes(), ("int32",), contiguous=True)
-    capacity = ckv_rows.shape[-2]
-    if is_number:
-        num_rows = check.integer("num_rows", num_rows, low=0, high=capacity)
+    capacity = int(ckv_rows.shape[-2])
+    num_rows = call.per_request("num_rows", num_rows, 0, capacity)
     tables = {"kv.page_table": kv.page_table, "kv.context_lens": kv.context_lens, "num_rows": num_rows}
     call.written, call.read = pools, {"ckv_rows": ckv_rows, "kpe_rows": kpe_rows, **tables}
     kv, ckv_rows, kpe_rows, num_rows = call.batch(kv, ckv_rows, kpe_rows, num_rows)
@@ -69,6 +65,7 @@ def tree_attention(
     """Prepare `tree_attention`."""
     check = call.check
     check.kind("tree", tree, DraftTree, Visibility)
+    q_nope, q_pe = call.array("q_nope", q_nope), call.array("q_pe", q_pe)
     bits = {"tree.visibility_bits": tree.visibility_bits, "tree.num_nodes": tree.num_nodes}
     on_device = _choose_backend(call, kv, q_nope=q_nope, q_pe=q_pe, **bits)
     if call.checks:
@@ -101,7 +98,9 @@ def tree_attention(
 def merge_states(call: Call, out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> None:
     """Prepare `merge_states`."""
     check = call.check
-    arrays = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+    given = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+    arrays = {name: call.array(name, value) for name, value in given.items()}
+    out_a, lse_a, out_b, lse_b = arrays.values()
     on_device = call.choose_backend(**arrays)
     if call.checks:
         if out_a.ndim == 0:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._arrays import host_array
 from ddtree_cupy._call import prepared_by, run
-from ddtree_cupy._check import refuse_odd_array
 from ddtree_cupy.containers import Candidates, DraftTree
-from ddtree_cupy.errors import ArgumentError, ShapeError
+from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 from ddtree_cupy.tree_build import prepare, reference
 
 Array = Any
@@ -20,6 +20,7 @@ def top_candidates(
     draft_logits: Array,
     k: int,
     *,
+    draft_lens: int | Array | None = None,
     check_finite: bool = True,
     out: Candidates | None = None,
     workspace: Array | None = None,
@@ -36,6 +37,9 @@ def top_candidates(
         as +0.0. -inf entries are not candidates. For a kernel the last axis is contiguous, other strides are free.
     k : int
         Candidates per row; K = min(k, V).
+    draft_lens : int, or int32 array, shape ([B]), default L
+        Rows of each request, as where drafts have different lengths. Later rows are not read: they have no candidates
+        and lse -inf.
     check_finite : bool
         For NumPy arrays alone: raise on NaN and +inf. Otherwise such a row is bad: ids -1, logits -inf, lse NaN.
     out : Candidates, optional
@@ -65,9 +69,19 @@ def top_candidates(
     >>> top = top_candidates(np.array([[1, 2, 5, 4, 5]], np.float32), 3)
     >>> top.token_ids.tolist(), top.logits.tolist()
     ([[2, 4, 3]], [[5.0, 5.0, 4.0]])
+    >>> short = top_candidates(np.zeros((2, 3, 4), np.float32), 2, draft_lens=[3, 1])
+    >>> short.token_ids[..., 0].tolist()
+    [[0, 0, 0], [0, -1, -1]]
     """
     found: Candidates = run(
-        top_candidates, draft_logits, k, check_finite=check_finite, out=out, workspace=workspace, checked=checked
+        top_candidates,
+        draft_logits,
+        k,
+        draft_lens=draft_lens,
+        check_finite=check_finite,
+        out=out,
+        workspace=workspace,
+        checked=checked,
     )
     return found
 
@@ -173,6 +187,7 @@ def build_tree(
     *,
     budget: int | Array,
     root_token_ids: int | Array,
+    draft_lens: int | Array | None = None,
     check_finite: bool = True,
     capacity: int | None = None,
     max_depth: int | None = None,
@@ -191,8 +206,8 @@ def build_tree(
         Row i scores depth i + 1.
     budget, root_token_ids, capacity, max_depth, max_children, min_path_score, spine, out, checked
         As in `best_first_tree`.
-    check_finite : bool
-        As in `top_candidates`.
+    draft_lens, check_finite
+        As in `top_candidates`: the tree of a request is that of its first draft_lens rows.
     workspace : uint8 array, shape (n,), optional
         Scratch of at least `workspace_bytes(build_tree, ...)`, which includes the candidates; NumPy ignores it.
 
@@ -215,13 +230,17 @@ def build_tree(
     >>> logits = np.zeros((2, 3), np.float32)
     >>> build_tree(logits, budget=5, root_token_ids=0).parents.tolist()
     [-1, 0, 0, 0, 1, 1]
+    >>> two = build_tree(np.stack([logits, logits]), budget=[5, 4], root_token_ids=[7, 8], draft_lens=[2, 1])
+    >>> two.parents.tolist()
+    [[-1, 0, 0, 0, 1, 1], [-1, 0, 0, 0, -1, -1]]
     """
     tree: DraftTree = run(
         build_tree,
         draft_logits,
-        check_finite=check_finite,
         budget=budget,
         root_token_ids=root_token_ids,
+        draft_lens=draft_lens,
+        check_finite=check_finite,
         capacity=capacity,
         max_depth=max_depth,
         max_children=max_children,
@@ -269,18 +288,23 @@ def choose_budget(path_scores: npt.ArrayLike, cost: npt.ArrayLike | Callable[[in
     >>> choose_budget(scores, cost=lambda n: 10.0 + 2.5 * n)
     1
     """
-    for name, given in (("path_scores", path_scores), ("cost", cost)):
-        refuse_odd_array("choose_budget", name, given)
-    scores = np.asarray(path_scores, np.float64)
+    scores = _numbers("path_scores", path_scores)
     if scores.ndim != 1 or scores.size == 0:
         raise ShapeError(f"choose_budget: `path_scores` is {scores.shape}, expected (num_nodes,) with the root first")
     scores = scores[: 1 + np.cumprod(scores[1:] != -np.inf).sum()]
     if not np.all(scores <= 0):
         raise ArgumentError("choose_budget: `path_scores` must be log-probabilities: numbers <= 0, in nats")
-    costs = np.asarray([cost(n) for n in range(scores.size)] if callable(cost) else cost, np.float64)
+    costs = _numbers("cost", [cost(n) for n in range(scores.size)] if callable(cost) else cost)
     if costs.ndim != 1 or costs.size < scores.size:
         raise ShapeError(f"choose_budget: `cost` is {costs.shape}, expected at least ({scores.size},): one per budget")
     costs = costs[: scores.size]
     if not (np.all(costs > 0) and np.all(np.isfinite(costs))):
         raise ArgumentError("choose_budget: `cost` must be positive and finite for every budget")
     return reference.choose_budget(scores, costs)
+
+
+def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
+    array = host_array("choose_budget", name, values)
+    if array.dtype.kind in "OSU":
+        raise DTypeError(f"choose_budget: `{name}` is {type(values).__name__}, expected numbers")
+    return np.asarray(array, np.float64)

@@ -34,7 +34,12 @@ def state_bytes(num_nodes: int) -> int:
 def find_spec(dtype: str) -> KernelSpec:
     """Spec of the first launch of top_candidates: the best of every slice of a row."""
     return KernelSpec(
-        CANDIDATES, f"find_candidates<{CTYPES[dtype]}>", strided="draft_logits", max_threads=512, max_registers=64
+        CANDIDATES,
+        f"find_candidates<{CTYPES[dtype]}>",
+        strided="draft_logits",
+        nullable="draft_lens",
+        max_threads=512,
+        max_registers=64,
     )
 
 
@@ -110,12 +115,14 @@ def _silent_bits(dtype: str) -> int:
     return found.get(f"SILENT_BITS<{CTYPES[dtype]}>", found["SILENT_BITS"])
 
 
-def logits_inputs(draft_logits: Array) -> dict[str, Any]:
-    """Arguments of top_candidates by name."""
+def logits_inputs(draft_logits: Array, draft_lens: int | Array) -> dict[str, Any]:
+    """Arguments of top_candidates by name: an int stands for all requests."""
     itemsize = draft_logits.dtype.itemsize
     request_stride, row_stride, _ = draft_logits.strides
     return {
         "draft_logits": draft_logits,
+        "draft_lens": None if isinstance(draft_lens, int) else draft_lens,
+        "draft_len_of_all": draft_lens if isinstance(draft_lens, int) else 0,
         "request_stride": request_stride // itemsize,
         "row_stride": row_stride // itemsize,
     }

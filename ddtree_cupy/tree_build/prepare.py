@@ -27,20 +27,22 @@ class Options(NamedTuple):
     spine: int
 
 
-def top_candidates(call: Call, draft_logits: Array, k: int, *, check_finite: bool = True) -> None:
+def top_candidates(
+    call: Call, draft_logits: Array, k: int, *, draft_lens: int | Array | None = None, check_finite: bool = True
+) -> None:
     """Prepare `top_candidates`."""
-    on_device = _check_logits(call, draft_logits)
+    rows = _Rows(call, draft_logits, draft_lens)
     k = call.check.integer("k", k, low=0)
     call.form = Form(kind=Candidates)
-    call.read = {"draft_logits": draft_logits}
-    logits = call.batch(draft_logits)
-    if on_device:
-        call.plan = kernel.candidates_plan(logits.shape, logits.dtype.name, k)
-        call.inputs = kernel.logits_inputs(logits)
+    call.read = rows.read
+    if call.backend != "numpy":
+        call.plan = kernel.candidates_plan(rows.logits.shape, rows.logits.dtype.name, k)
+        call.inputs = kernel.logits_inputs(rows.logits, rows.lens)
         return
+    lens = rows.values()
     if check_finite:
-        _reject_non_finite(call.check, draft_logits)
-    call.reference = lambda: reference.top_candidates(logits, k)
+        rows.reject_non_finite(lens)
+    call.reference = lambda: reference.top_candidates(rows.logits, k, draft_lens=lens)
 
 
 def best_first_tree(
@@ -77,29 +79,30 @@ def build_tree(
     *,
     budget: int | Array,
     root_token_ids: int | Array,
+    draft_lens: int | Array | None = None,
     check_finite: bool = True,
     capacity: int | None = None,
     **options: Any,
 ) -> None:
     """Prepare `build_tree`."""
-    on_device = _check_logits(call, draft_logits)
-    batch = draft_logits.shape[0] if call.is_batched else 1
-    tree = _Tree(call, batch, draft_logits.shape[-2:], budget, root_token_ids, capacity, options)
-    call.read = {"draft_logits": draft_logits, **call.read}
+    rows = _Rows(call, draft_logits, draft_lens)
+    logits = rows.logits
+    tree = _Tree(call, logits.shape[0], logits.shape[1:], budget, root_token_ids, capacity, options)
+    call.read = {**rows.read, **call.read}
     k = _most_candidates(tree.capacity, tree.options.max_children)
-    logits = call.batch(draft_logits)
-    if on_device:
+    if call.backend != "numpy":
         call.plan = kernel.build_plan(logits.shape, logits.dtype.name, k, tree.capacity, tree.options)
         call.inputs = {
-            **kernel.logits_inputs(logits),
+            **kernel.logits_inputs(logits, rows.lens),
             **kernel.tree_inputs(tree.budget, tree.roots, tree.capacity),
         }
         return
     budgets, roots = tree.values()
+    lens = rows.values()
     if check_finite:
-        _reject_non_finite(call.check, draft_logits, roots >= 0)  # an inactive request is not read
+        rows.reject_non_finite(np.where(roots >= 0, lens, 0))  # an inactive request is not read
     call.reference = lambda: reference.best_first_tree(
-        reference.top_candidates(logits, k),
+        reference.top_candidates(logits, k, draft_lens=lens),
         budgets=budgets,
         root_token_ids=roots,
         capacity=tree.capacity,
@@ -122,8 +125,8 @@ class _Tree:
     ) -> None:
         self.check, self.batch = call.check, batch
         call.form = TREE
-        budget = _per_request(call, "budget", budget, batch, (0, 2**31 - 2))
-        roots = _per_request(call, "root_token_ids", root_token_ids, batch, (-1, 2**31 - 1))
+        budget = call.per_request("budget", budget, 0, 2**31 - 2)
+        roots = call.per_request("root_token_ids", root_token_ids, -1, 2**31 - 1)
         call.read = {"budget": budget, "root_token_ids": roots}
         self.options = _options_of(call.check, **options)
         self.capacity = self._capacity_of(call, budget, capacity, rows)
@@ -138,7 +141,7 @@ class _Tree:
             return check.integer("capacity", capacity, low=0, high=MOST_NODES - 1)
         if isinstance(budget, int):
             largest = budget
-        elif call.backend == "numpy":
+        elif call.backend != "cupy":
             largest = int(budget.max(initial=0))
         else:
             raise ArgumentError(
@@ -166,22 +169,46 @@ class _Tree:
         return arrays
 
 
-def _check_logits(call: Call, draft_logits: Array) -> bool:
-    """Check the logits; return whether kernels run."""
-    check = call.check
-    if draft_logits is None:
-        raise DTypeError(f"{check.function}: `draft_logits` is None, expected a float array")
-    on_device = call.choose_backend(draft_logits=draft_logits)
-    axes = ("draft_len", "vocab_size")
-    if draft_logits.ndim not in (2, 3):
-        raise ShapeError(
-            f"{check.function}: `draft_logits` is {draft_logits.shape}, expected ([batch,] {', '.join(axes)})"
-        )
-    call.is_batched = draft_logits.ndim == 3
-    if call.checks:
-        dtypes = FLOATS if on_device else FLOATS_AND_F64
-        check.array("draft_logits", draft_logits, call.axes(*axes), dtypes, last_contiguous=on_device)
-    return on_device
+class _Rows:
+    """The draft rows of a call, checked and with a request axis, and how many of them each request has."""
+
+    def __init__(self, call: Call, draft_logits: Array, draft_lens: int | Array | None) -> None:
+        self.check = check = call.check
+        logits = call.array("draft_logits", draft_logits)
+        on_device = call.choose_backend(draft_logits=logits)
+        axes = ("draft_len", "vocab_size")
+        if logits.ndim not in (2, 3):
+            raise ShapeError(
+                f"{check.function}: `draft_logits` is {logits.shape}, expected ([batch,] {', '.join(axes)})"
+            )
+        call.is_batched = logits.ndim == 3
+        if call.checks:
+            dtypes = FLOATS if on_device else FLOATS_AND_F64
+            check.array("draft_logits", logits, call.axes(*axes), dtypes, last_contiguous=on_device)
+        most = int(logits.shape[-2])
+        lens = most if draft_lens is None else call.per_request("draft_lens", draft_lens, 0, most)
+        self.read = {"draft_logits": logits, "draft_lens": lens}
+        self.logits, self.lens = call.batch(logits, lens)
+
+    def values(self) -> npt.NDArray[np.int32]:
+        """Return the lengths for the reference as an array, its values checked."""
+        batch, most, _ = self.logits.shape
+        lens = np.full(batch, self.lens, np.int32) if isinstance(self.lens, int) else self.lens
+        if ((lens < 0) | (lens > most)).any():
+            raise ArgumentError(f"{self.check.function}: `draft_lens` is {lens.tolist()}, expected values in 0..{most}")
+        return lens
+
+    def reject_non_finite(self, lens: Array) -> None:
+        """Refuse NaN and +inf in the first rows of each request."""
+        bad = np.isnan(self.logits) | (self.logits == np.inf)
+        bad &= (np.arange(bad.shape[1]) < lens[:, None])[..., None]
+        if bad.any():
+            where = [int(i) for i in np.argwhere(bad)[0]]
+            place = where if "batch" in self.check.sizes else where[1:]
+            raise ArgumentError(
+                f"{self.check.function}: `draft_logits`{place} is {self.logits[tuple(where)]}, expected numbers below "
+                f"+inf; check_finite=False cuts the tree there instead"
+            )
 
 
 def _check_candidates(call: Call, candidates: Candidates) -> bool:
@@ -198,36 +225,6 @@ def _check_candidates(call: Call, candidates: Candidates) -> bool:
         check.array("candidates.logits", candidates.logits, row, floats, contiguous=on_device)
         check.array("candidates.token_ids", candidates.token_ids, row, ("int32",), contiguous=on_device)
     return on_device
-
-
-def _reject_non_finite(check: Checker, draft_logits: Array, active: Array | bool = True) -> None:
-    """Refuse NaN and +inf in the requests that are `active`, shape (B,)."""
-    bad = np.isnan(draft_logits) | (draft_logits == np.inf)
-    bad &= np.reshape(active, (-1, 1, 1)[-draft_logits.ndim :])
-    if bad.any():
-        where = [int(i) for i in np.argwhere(bad)[0]]
-        raise ArgumentError(
-            f"{check.function}: `draft_logits`{where} is {draft_logits[tuple(where)]}, expected numbers below +inf; "
-            f"check_finite=False cuts the tree there instead"
-        )
-
-
-def _per_request(call: Call, name: str, value: int | Array, batch: int, bounds: tuple[int, int]) -> int | Array:
-    """Return an int, or an int32 array whose values nobody has read."""
-    check = call.check
-    if call.is_batched and isinstance(value, Sequence):
-        raise DTypeError(
-            f"{check.function}: `{name}` is {type(value).__name__}, expected an integer or an int32 array of shape "
-            f"({batch},)"
-        )
-    if isinstance(value, np.generic) or not hasattr(value, "shape"):
-        return check.integer(name, value, low=bounds[0], high=bounds[1])
-    if call.checks:
-        call.require_library(name, value)
-        axes = (batch,) if call.is_batched else ()
-        check.array(name, value, axes, ("int32",), contiguous=call.backend != "numpy")
-    array: Array = value
-    return array
 
 
 def _options_of(

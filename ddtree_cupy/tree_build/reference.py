@@ -19,7 +19,9 @@ Expand = Callable[[tuple[int, ...]], tuple[Array, Array, float]]
 BAD_ROW = 1  # bit 0 of `status`
 
 
-def top_candidates(draft_logits: Array, k: int, *, compute_dtype: Any = None) -> Candidates:
+def top_candidates(
+    draft_logits: Array, k: int, *, draft_lens: Array | None = None, compute_dtype: Any = None
+) -> Candidates:
     """Take the k best tokens of every row, by descending logit, then ascending id; see `api.top_candidates`."""
     batch, draft_len, vocab_size = draft_logits.shape
     k = min(k, vocab_size)
@@ -27,8 +29,12 @@ def top_candidates(draft_logits: Array, k: int, *, compute_dtype: Any = None) ->
     token_ids = np.full((batch, draft_len, k), -1, np.int32)
     logits = np.full((batch, draft_len, k), -np.inf, dtype)
     lse = np.full((batch, draft_len), np.nan, dtype)
+    lens = np.full(batch, draft_len) if draft_lens is None else draft_lens
 
     for row in np.ndindex(batch, draft_len):
+        if row[1] >= lens[row[0]]:  # not read
+            lse[row] = -np.inf
+            continue
         values = _canonical(draft_logits[row]).astype(dtype, copy=False)
         if np.isnan(values).any() or (values == np.inf).any():
             continue

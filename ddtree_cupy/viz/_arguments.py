@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddtree_cupy._check import Checker, library_of, refuse_odd_array
+from ddtree_cupy._arrays import library_of, refuse_odd_array
+from ddtree_cupy._check import Checker
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 
 Array = Any

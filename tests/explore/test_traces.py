@@ -253,7 +253,7 @@ def test_validate_rejects_prompts_without_positions(toy_traces):
     [
         ("candidates", lambda kept: kept.map(lambda array: array[0]), r"`candidates\.token_ids` is \(4, \d+\), exp"),
         ("candidates", lambda kept: None, "`candidates` is NoneType, expected Candidates"),
-        ("candidates", lambda kept: kept.map(lambda array: array.tolist()), r"`candidates\.token_ids` is list"),
+        ("candidates", lambda kept: kept.map(lambda array: array.tolist()), r"`candidates\.logits` has dtype float64"),
         ("candidates", lambda kept: Candidates(kept.token_ids, kept.logits[:3], kept.lse), r"`candidates\.logits` is"),
         ("row_widths", lambda array: array[:, :-1], r"`row_widths` is \(10, 3\), expected \(num_positions, 4\)"),
         ("row_widths", lambda array: array + 99, r"`row_widths` leaves 0\.\.9, the ranks of `candidates`"),

@@ -36,11 +36,9 @@ def test_forms_never_write_to_the_tree(form):
 
 
 @pytest.mark.parametrize("name", TO_FORMS)
-@pytest.mark.parametrize("kind", [CupyArray, TorchTensor])
-def test_forms_reject_arrays_of_other_libraries(name, kind):
-    tree = DraftTree(**{field: kind() for field in T6.__dataclass_fields__})
-    library = kind.__module__
-    with pytest.raises(DTypeError, match=f"come from {library}, expected NumPy arrays.*cupy.asnumpy"):
+def test_forms_reject_arrays_on_a_gpu(name):
+    tree = DraftTree(**{field: CupyArray() for field in T6.__dataclass_fields__})
+    with pytest.raises(DTypeError, match=r"come from cupy, expected NumPy arrays.*cupy\.asnumpy"):
         TO_FORMS[name](tree)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ddtree_cupy"
 OPS = ("tree_build", "tree_attention", "tree_accept")
-CONTAINERS = {"errors", "_check", "containers"}
+CONTAINERS = {"errors", "_arrays", "_check", "containers"}
 KERNEL = CONTAINERS | {"_overlap", "_cache_struct", "kernels"}
 API = KERNEL | set(OPS) | {"emulate", "_call", "_bind", "__init__"}
 EVERYTHING = API | {"decode", "explore", "testing", "bench", "viz", "interop", "_doctor", "cli"}
@@ -21,15 +21,16 @@ ALLOWED = {
     "errors": set(),
     "_progress": set(),
     "_overlap": set(),
-    "_check": {"errors", "_overlap"},
+    "_arrays": {"errors"},
+    "_check": {"errors", "_arrays", "_overlap"},
     "_files": {"errors"},
     "_terminal": {"errors"},
     "containers": CONTAINERS | {"_files", "_terminal"},
-    "kernels": {"errors", "_check", "_overlap"},
+    "kernels": {"errors", "_arrays", "_check", "_overlap"},
     "compile_check": {"errors", "_terminal", "kernels"},
-    "emulate": {"errors", "_check", "kernels"},
+    "emulate": {"errors", "_arrays", "_check", "kernels"},
     "_cache_struct": {"_overlap", "containers", "kernels"},
-    "_call": {"errors", "_check", "kernels", "emulate"},
+    "_call": {"errors", "_arrays", "_check", "kernels", "emulate"},
     "_bind": {"errors", "_call"},
     **{f"{op}.reference": CONTAINERS for op in OPS},
     **{f"{op}.kernel": KERNEL for op in OPS},

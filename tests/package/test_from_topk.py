@@ -57,7 +57,8 @@ def test_from_topk_of_whole_shuffled_rows_is_identical_to_top_candidates(seed, d
     (ArgumentError, "`token_ids`", table([[-1, 3]], [[1, 1]], [2])),  # no id beside a logit
     (ArgumentError, "`lse`", table([[5, 3]], [[1, 1]], [0])),  # below a logit
     (ShapeError, "`lse`", table([[5, 3]], [[1, 1]], [2, 2])),
-    (DTypeError, "`token_ids`", ([[5, 3]], [[1.0, 1.0]], [2.0])),
+    (DTypeError, "`logits`", ([[5, 3]], [[1, 1]], [2.0])),
+    (ShapeError, "`lse` is ragged", ([[5, 3]], [[1.0, 1.0]], [[2.0], []])),
 )
 def test_from_topk_rejects(arrays):
     Candidates.from_topk(*arrays)

@@ -128,6 +128,7 @@ def test_a_tree_on_a_device_is_not_read():
         class device:
             id = 0
 
+    Device.__module__ = "cupy"
     tree = DraftTree(*[Device()] * 9)
     assert tree._repr_html_() is None
     assert repr(tree) == "DraftTree(shape=(3,) on cuda:0)"

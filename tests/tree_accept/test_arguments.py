@@ -24,21 +24,21 @@ ARGUMENTS = {
 
 OF_LOGITS = {
     "target_logits": {
-        ShapeError: [np.zeros(5, np.float32)],
-        DTypeError: [np.zeros((2, 3, 5), np.int32), [[[0.0]]]],
+        ShapeError: [np.zeros(5, np.float32), [[0.0], [1.0, 2.0]]],
+        DTypeError: [np.zeros((2, 3, 5), np.int32), [[[0]]], None],
     },
     "num_nodes": {
         ShapeError: [of(3)],
-        DTypeError: [np.array([3, 2]), 2.0],
+        DTypeError: [np.array([3.0, 2.0]), 2.0],
         DDTreeError: [of(3, 4), of(3, -1)],
-        ArgumentError: [4],
+        ArgumentError: [4, [3, 4], [3, 2**32]],
     },
     "out": {DTypeError: [np.zeros((2, 3), np.int64)], ShapeError: [np.zeros((2, 4), np.int32)]},
 }
 OF_SAMPLING = {
     "uniforms": {
-        ShapeError: [np.zeros((2, 4)), np.zeros(3)],
-        DTypeError: [np.zeros((2, 3), np.float16), np.zeros((2, 3), np.int64), 0.5],
+        ShapeError: [np.zeros((2, 4)), np.zeros(3), 0.5],
+        DTypeError: [np.zeros((2, 3), np.float16), np.zeros((2, 3), np.int64), None],
         ArgumentError: [np.ones((2, 3)), np.full((2, 3), -0.1), np.full((2, 3), NAN)],
     },
     "temperature": {
@@ -49,12 +49,16 @@ OF_SAMPLING = {
 }
 OF_ACCEPT = {
     "tree": {DTypeError: [TREE.parents]},
-    "tree.first_child": {DTypeError: [TREE.first_child.astype(np.int64)]},
+    "tree.first_child": {
+        DTypeError: [TREE.first_child.astype(float)],
+        ArgumentError: [TREE.first_child + np.int64(2**40)],
+    },
     "tree.next_sibling": {ShapeError: [TREE.next_sibling[:, :2]]},
     "tree.num_nodes": {ShapeError: [np.array(3, np.int32)]},
     "target_token_ids": {
         ShapeError: [np.zeros(shape, np.int32) for shape in ((2, 4), (3, 3), 3)],
-        DTypeError: [*(np.zeros((2, 3), dtype) for dtype in (np.int64, np.uint32, np.float32)), TARGETS.tolist()],
+        DTypeError: [np.zeros((2, 3), np.float32), None],
+        ArgumentError: [np.full((2, 3), 2**31), np.full((2, 3), 2**32 - 1, np.uint32)],
     },
     "out": {DDTreeError: [TARGETS]},
     "out.accepted": {ShapeError: [np.zeros((2, 4), np.int32)]},
@@ -65,15 +69,15 @@ KV = ARGUMENTS[commit_kv]["kv"]
 OF_COMMIT = {
     "result": {DTypeError: [of(0, 1), None]},
     "result.accepted": {
-        DTypeError: [np.zeros((2, 4), np.int64)],
+        DTypeError: [np.zeros((2, 4), np.float32)],
         ArgumentError: [  # not from the root, past the tree
             of([0, 2, -1, -1], [1, 2, -1, -1]),
             of([0, 2, -1, -1], [0, 4, -1, -1]),
         ],
     },
-    "result.num_accepted": {DTypeError: [np.zeros(2, np.int64)], ShapeError: [of(1)]},
-    "kv.page_table": {DTypeError: [KV.page_table.astype(np.int64)]},
-    "kv.context_lens": {DTypeError: [np.array([3, 3])], ShapeError: [of(3)]},
+    "result.num_accepted": {DTypeError: [np.zeros(2)], ShapeError: [of(1)]},
+    "kv.page_table": {DTypeError: [KV.page_table.astype(float)], ArgumentError: [KV.page_table + np.int64(2**31)]},
+    "kv.context_lens": {DTypeError: [np.array([3.0, 3.0])], ShapeError: [of(3), [3]]},
     "kv.ckv": {DTypeError: [KV.ckv.astype(np.int32)]},
     "kv.kpe": {ShapeError: [KV.kpe.reshape(-1, 16), KV.kpe[:1]]},
 }

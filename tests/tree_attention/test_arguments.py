@@ -34,7 +34,7 @@ OF_QUERIES = {
         ShapeError: [ones(F32, 2, 6, 2, 16), ones(F32, 2, 5, 16), ones(F32, 2, 5, 2, 32), ATTENTION["q_nope"][0]],
         DTypeError: [
             *(ones(dtype, 2, 5, 2, 16) for dtype in (I32, F16, np.float64)),
-            *(TorchTensor(), ATTENTION["q_nope"].tolist()),
+            *(TorchTensor(), ATTENTION["q_nope"].tolist(), None),
         ],
         LayoutError: [np.asfortranarray(ATTENTION["q_nope"])],
     },
@@ -58,18 +58,24 @@ OF_QUERIES = {
 OF_TREE = {
     "tree": {DTypeError: [np.ones((2, 5, 5), bool), None], ShapeError: [ATTENTION["tree"].without_batch()]},
     "tree.visibility_bits": {
-        DTypeError: [ones(I32, 2, 5, 1), ones(bool, 2, 5, 1)],
+        DTypeError: [ones(F32, 2, 5, 1), ones(bool, 2, 5, 1)],
+        ArgumentError: [-ones(I32, 2, 5, 1), np.full((2, 5, 1), 2**32)],
         ShapeError: [ones(np.uint32, 2, 5, 2), ones(np.uint32, 2, 5, 0), ones(np.uint32, 10)],
     },
-    "tree.num_nodes": {DTypeError: [np.array([5, 4])], ShapeError: [of(1, 1, 1)], DDTreeError: [of(5, 6), of(5, -1)]},
+    "tree.num_nodes": {
+        DTypeError: [np.array([5.0, 4.0])],
+        ShapeError: [of(1, 1, 1)],
+        DDTreeError: [of(5, 6), of(5, -1)],
+    },
 }
 OF_CACHE = {
     "kv": {DTypeError: [CASE.kv.ckv]},
     "kv.page_table": {
-        DTypeError: [ones(np.int64, 2, 4), ones(F32, 2, 4)],
+        DTypeError: [ones(F32, 2, 4), TorchTensor()],
+        ArgumentError: [np.full((2, 4), 2**31)],
         DDTreeError: [np.full((2, 4), 99, I32), np.full((2, 4), -1, I32)],
     },
-    "kv.context_lens": {DTypeError: [np.array([9, 3])], ShapeError: [of(9)]},
+    "kv.context_lens": {DTypeError: [np.array([9.0, 3.0])], ShapeError: [of(9)]},
     "kv.kpe": {ShapeError: [ones(F32, 1, 4, 8), ones(F32, 9, 5, 8)]},
 }
 OF_ROWS = {
@@ -78,23 +84,23 @@ OF_ROWS = {
     "kv.kpe": {LayoutError: [read_only(KV.kpe)]},
     "ckv_rows": {
         ShapeError: [ones(F32, 2, 4, 8), ones(F32, 3, 4, 16), ones(F32, 4, 16)],
-        DTypeError: [ones(F16, 2, 4, 16), ones(I32, 2, 4, 16), [[1.0]]],
+        DTypeError: [ones(F16, 2, 4, 16), ones(I32, 2, 4, 16), None],
     },
     "kpe_rows": {ShapeError: [ones(F32, 2, 4, 16), ones(F32, 2, 3, 8)], DTypeError: [ones(np.float64, 2, 4, 8)]},
     "num_rows": {
-        ArgumentError: [5, -1, of(4, 5), of(-1, 4)],
+        ArgumentError: [5, -1, of(4, 5), of(-1, 4), [4, 5], [2**31, 4]],
         ShapeError: [of(4)],
-        DTypeError: [np.array([4, 4]), 2.0, True, None],
+        DTypeError: [np.array([4.0, 4.0]), 2.0, True, None],
     },
 }
 OF_STATES = {
-    "out_a": {DTypeError: [ones(I32, 2, 3, 2, 16), [[1.0]]]},
+    "out_a": {DTypeError: [ones(I32, 2, 3, 2, 16), [[1]], None]},
     "lse_a": {DTypeError: [ones(F16, 2, 3, 2), 1.0]},
     "out_b": {ShapeError: [ones(F32, 2, 3, 2, 8)], DTypeError: [ones(F16, 2, 3, 2, 16)]},
     "lse_b": {ShapeError: [ones(F32, 2, 3, 1), ones(F32, 2, 3, 2, 1)]},
 }
 OF_LSE = {
-    "lse": {DTypeError: [np.zeros(2, I32), [0.0], "x"]},
+    "lse": {DTypeError: [np.zeros(2, I32), [0], "x"]},
     "base": {DDTreeError: [1.0, -2.0, "3", NAN]},
     "empty": {DDTreeError: ["-inf", NAN, None]},
 }

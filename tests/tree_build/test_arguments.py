@@ -28,14 +28,14 @@ OPTIONS = {
     "budget": {
         ArgumentError: [-1, of(1, -1)],
         DTypeError: [
-            *(1.0, True, None, "4", [1, 2], (3, 4), NAN, np.array([1, 2]), np.array([1.0, 2.0])),
+            *(1.0, True, None, "4", NAN, np.array([1.0, 2.0]), [1, 2.5], [True, False], {1: 2}),
             *(TorchTensor(), CupyArray()),
         ],
-        ShapeError: [of(1), of(1, 2, 3), np.array(3, np.int32), np.ones((2, 1), np.int32)],
+        ShapeError: [of(1), of(1, 2, 3), [1], [[1], [2, 3]], np.array(3, np.int32), np.ones((2, 1), np.int32)],
     },
     "root_token_ids": {
-        ArgumentError: [-2, 2**31, of(1, -2)],
-        DTypeError: [1.0, None, [1, 2], np.array([1, 2]), TorchTensor(), CupyArray()],
+        ArgumentError: [-2, 2**31, of(1, -2), [1, -2], [0, 2**31]],
+        DTypeError: [1.0, None, [1, None], TorchTensor(), CupyArray()],
         ShapeError: [of(1), of(1, 2, 3)],
     },
     "capacity": {ArgumentError: [-1], DTypeError: [2.0, np.array(2, np.int32)]},
@@ -48,8 +48,9 @@ OPTIONS = {
 CANDIDATES = {
     "candidates": {DTypeError: [None, (1, 2, 3), LOGITS, TorchTensor()]},
     "candidates.token_ids": {
-        DTypeError: [np.zeros((2, 2, 3), np.int64), [[0, 1, 2]] * 2, TorchTensor(), CupyArray()],
-        ShapeError: [np.zeros((2, 2, 4), np.int32), np.zeros((2, 3), np.int32)],
+        DTypeError: [np.zeros((2, 2, 3)), TorchTensor(), CupyArray()],
+        ArgumentError: [np.full((2, 2, 3), 2**31)],
+        ShapeError: [np.zeros((2, 2, 4), np.int32), np.zeros((2, 3), np.int32), [[0, 1, 2]] * 2],
     },
     "candidates.logits": {
         DTypeError: [np.zeros((2, 2, 3), np.float16)],
@@ -59,12 +60,23 @@ CANDIDATES = {
 }
 DRAFT_LOGITS = {
     "draft_logits": {
-        ShapeError: [np.zeros(4, np.float32), np.zeros((1, 1, 1, 4), np.float32), np.float32(1)],
+        ShapeError: [
+            np.zeros(4, np.float32),
+            np.zeros((1, 1, 1, 4), np.float32),
+            np.float32(1),
+            3.0,
+            [[1.0], [2.0, 3.0]],
+        ],
         DTypeError: [
             *(np.zeros((2, 4), dtype) for dtype in (np.int32, np.int64, bool, np.complex64, object, ">u2")),
-            *([[1.0, 2.0]], None, 3.0, "logits", TorchTensor()),
+            *([[1, 2]], None, "logits", [["a"]], np.zeros((2, 4), ">f4"), TorchTensor()),
         ],
     }
+}
+LENS = {  # of one request of four rows
+    ArgumentError: [-1, 5, [5], of(-1)],
+    DTypeError: [1.0, True, "1", TorchTensor(), CupyArray()],
+    ShapeError: [[1, 1], of(1, 1), np.array(1)],
 }
 K = {"k": {ArgumentError: [-1], DTypeError: [1.0, True, "3", None]}, "out": {DTypeError: [(1, 2, 3)]}}
 CHOOSE = {
@@ -127,15 +139,17 @@ def test_tree_build_requires_budget_and_root(function, name):
         function(**{key: value for key, value in ARGUMENTS[function].items() if key != name})
 
 
-@pytest.mark.parametrize(("name", "value"), [("root_token_ids", [1, 2]), ("budget", (3, 4))])
-def test_build_tree_says_that_lists_must_be_int32_arrays(name, value):
-    words = rf"`{name}` is {type(value).__name__}, expected an integer or an int32 array of shape \(2,\)"
-    assert_rejects(build_tree, ARGUMENTS[build_tree], name, value, DTypeError, words)
+@pytest.mark.parametrize("function", [top_candidates, build_tree])
+def test_tree_build_rejects_draft_lens(function):
+    for error, values in LENS.items():
+        for value in values:
+            arguments = ARGUMENTS[function] | {"draft_logits": np.zeros((1, 4, 3), np.float32)}
+            assert_rejects(function, arguments, "draft_lens", value, error)
 
 
 @pytest.mark.parametrize("function", [top_candidates, build_tree])
 def test_tree_build_names_the_call_that_converts_a_torch_tensor(function):
-    words = r"`draft_logits` is a torch tensor.*from_dlpack"
+    words = r"`draft_logits` is TorchTensor of torch on a device; cupy.from_dlpack\(draft_logits\)"
     assert_rejects(function, ARGUMENTS[function], "draft_logits", TorchTensor(), DTypeError, words)
 
 

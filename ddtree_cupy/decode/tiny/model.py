@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from ddtree_cupy._arrays import as_dtype
 from ddtree_cupy.decode.tiny.layers import Array, Place, place_on, rms_norm, swiglu
 from ddtree_cupy.decode.tiny.weights import Config, Weights, load_weights
-from ddtree_cupy.errors import DTypeError, WeightsError
+from ddtree_cupy.errors import WeightsError
 
 Shapes = dict[str, tuple[int, ...]]
 Named = Callable[[str], Array]  # from a name inside a layer, without ".weight", to the array
@@ -48,9 +48,7 @@ class TinyModel(Generic[Config]):
     _kind: ClassVar[str]  # of the weights file
     _config_type: type[Config]
 
-    def __init__(
-        self, config: Config, weights: Weights, dtype: npt.DTypeLike = np.float32, backend: str = "numpy"
-    ) -> None:
+    def __init__(self, config: Config, weights: Weights, dtype: Any = np.float32, backend: str = "numpy") -> None:
         asked = _all_shapes(config, *self._shapes(config))
         found = {name: array.shape for name, array in weights.items()}
         for name in sorted(found.keys() | asked.keys()):
@@ -60,9 +58,7 @@ class TinyModel(Generic[Config]):
                 )
         self.config: Config = config
         self.vocab_size: int = config.vocab_size
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
-        if self.dtype not in (np.float32, np.float64):
-            raise DTypeError(f"{type(self).__name__}: `dtype` is {self.dtype}, expected float32 or float64")
+        self.dtype = as_dtype(type(self).__name__, "dtype", dtype, ("float32", "float64"))
         self._place: Place = place_on(backend)
         cast = {name: self._place(value.astype(self.dtype)) for name, value in weights.items()}
         self._embed, self._norm, self._head = (cast[f"{name}.weight"] for name in ("embed", "norm", "head"))
@@ -82,7 +78,7 @@ class TinyModel(Generic[Config]):
         raise NotImplementedError
 
     @classmethod
-    def load(cls, path: Path | None = None, *, dtype: npt.DTypeLike = np.float32, backend: str = "numpy") -> Self:
+    def load(cls, path: Path | None = None, *, dtype: Any = np.float32, backend: str = "numpy") -> Self:
         """Read a weights file, by default the bundled one; `backend` "cupy" computes on the GPU.
 
         Raises

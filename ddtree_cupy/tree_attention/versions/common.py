@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ddtree_cupy._arrays import numpy_dtype
 from ddtree_cupy.kernels import KernelSpec, Plan
-from ddtree_cupy.kernels.launch import numpy_dtype
 from ddtree_cupy.kernels.workspace import Sizes as ArraySizes
 from ddtree_cupy.tree_attention.call import Sizes
 
