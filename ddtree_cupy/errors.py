@@ -1,4 +1,4 @@
-"""Exceptions of the library: each is a :class:`DDTreeError` and also a built-in exception."""
+"""Exceptions of the library, each a :class:`DDTreeError` and also a built-in exception, and its one warning."""
 
 __all__ = [
     "ArgumentError",
@@ -8,6 +8,7 @@ __all__ = [
     "EmulatorError",
     "LayoutError",
     "MissingGPUError",
+    "ProbabilityWarning",
     "RequestIndexError",
     "ShapeError",
     "UnsupportedError",
@@ -53,6 +54,10 @@ class CompileError(DDTreeError, RuntimeError):
 
 class EmulatorError(DDTreeError, RuntimeError):
     """The CPU emulator caught a fault (block, thread and source line are named) or cannot trust its cache folder."""
+
+
+class ProbabilityWarning(UserWarning):
+    """Logits are expected, and what was given looks like probabilities."""
 
 
 class WeightsError(DDTreeError, ValueError):

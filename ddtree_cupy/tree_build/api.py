@@ -62,7 +62,8 @@ def top_candidates(
     Notes
     -----
     An all -inf row gives ids -1 and lse -inf. Exact ties are the normal case with bfloat16 logits; the id order
-    makes the result independent of k, of the device and of how a row is split.
+    makes the result independent of k, of the device and of how a row is split. Probabilities are no logits: a first
+    row that is non-negative and sums to 1 raises a `ProbabilityWarning`, on the host alone.
 
     Examples
     --------

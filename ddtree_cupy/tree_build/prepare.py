@@ -1,5 +1,6 @@
 """Preparations of the public functions of tree_build: checks of metadata, of values for the reference, and plans."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,11 +11,12 @@ from ddtree_cupy._call import Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.containers.topology import MOST_NODES, fillable_nodes
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
+from ddtree_cupy.errors import ArgumentError, DTypeError, ProbabilityWarning, ShapeError
 from ddtree_cupy.tree_build import kernel, reference
 
 Array = Any
 MOST_PADDED = 1024  # a larger default capacity is no larger than the full tree; memory grows with its square
+SUM_OF_ROUNDED = 0.01  # how far from 1 the sum of 16-bit probabilities may lie
 TREE = Form(kind=DraftTree)
 
 
@@ -185,6 +187,8 @@ class _Rows:
         if call.checks:
             dtypes = FLOATS if on_device else FLOATS_AND_F64
             check.array("draft_logits", logits, call.axes(*axes), dtypes, last_contiguous=on_device)
+            if call.backend != "cupy":
+                _warn_of_probabilities(check, logits)
         most = int(logits.shape[-2])
         lens = most if draft_lens is None else call.per_request("draft_lens", draft_lens, 0, most)
         self.read = {"draft_logits": logits, "draft_lens": lens}
@@ -209,6 +213,21 @@ class _Rows:
                 f"{self.check.function}: `draft_logits`{place} is {self.logits[tuple(where)]}, expected numbers below "
                 f"+inf; check_finite=False cuts the tree there instead"
             )
+
+
+def _warn_of_probabilities(check: Checker, draft_logits: Array) -> None:
+    """Warn when the first row looks like probabilities, whose tree is a wrong one that nobody would notice."""
+    row = draft_logits[(0,) * (draft_logits.ndim - 1)] if draft_logits.size else draft_logits
+    with np.errstate(invalid="ignore"):
+        if row.size < 2 or not (row[:64] >= 0).all() or not (row >= 0).all():  # most logits end at the second of these
+            return
+    if abs(float(row.sum(dtype=np.float64)) - 1) < SUM_OF_ROUNDED:
+        warnings.warn(
+            f"{check.function}: the first row of `draft_logits` is non-negative and sums to 1 like probabilities, "
+            f"expected logits; numpy.log(draft_logits) makes them of probabilities",
+            ProbabilityWarning,
+            stacklevel=6,
+        )
 
 
 def _check_candidates(call: Call, candidates: Candidates) -> bool:

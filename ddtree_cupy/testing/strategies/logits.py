@@ -55,6 +55,9 @@ def _draft_logits(draw: Any, bounds: dict[str, Any], dtypes: list[Any]) -> npt.N
         logits = _normals(random, shape, draw(st.sampled_from([0.1, 1.0, 8.0]))).astype(dtype)
     else:
         logits = (_tied_rows if kind == "tied" else _distinct_rows)(random, shape, dtype)
+    first = logits[(0,) * (logits.ndim - 1)] if logits.size else np.zeros(1)
+    if (first >= 0).all() and abs(float(first.sum()) - 1) < 0.1:
+        logits = logits + logits  # not like probabilities, of which `top_candidates` warns
     if bounds["minus_inf"]:
         share = draw(st.sampled_from([0.0, 0.0, 0.3, 1.0]))
         row = random.random((*shape[:-1], 1)) < 0.5
