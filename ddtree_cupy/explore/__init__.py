@@ -3,6 +3,7 @@
 Record the proposals of a drafter and the tokens of a target at every position of a text (`record`, or the shipped
 `Traces.load()`), replay any tree policy over them (`replay`, `sweep`), weigh the tokens against the cost of a
 verification pass (`budget_curve`, `speedup`), and see how far two policies differ on the same texts (`compare`).
+`report` writes all of it onto one page.
 """
 
 from ddtree_cupy.explore.comparison import PolicyRow, compare_policies, policy_table
@@ -17,6 +18,7 @@ from ddtree_cupy.explore.play import Player, play
 from ddtree_cupy.explore.policies import BestFirst, CostAware, EntropyBudget, Policy, chain
 from ddtree_cupy.explore.recorder import record
 from ddtree_cupy.explore.replay import Outcomes, Replay, replay, score
+from ddtree_cupy.explore.report import Report, report
 from ddtree_cupy.explore.speedup import Interval, compare, speedup, tokens_per_pass
 from ddtree_cupy.explore.sweeps import sweep
 from ddtree_cupy.explore.traces import Traces
@@ -39,6 +41,7 @@ __all__ = [
     "Policy",
     "PolicyRow",
     "Replay",
+    "Report",
     "Traces",
     "UserCost",
     "budget_curve",
@@ -55,6 +58,7 @@ __all__ = [
     "read_vllm_metrics",
     "record",
     "replay",
+    "report",
     "score",
     "speedup",
     "sweep",

@@ -15,7 +15,7 @@ import numpy as np
 from ddtree_cupy._check import Checker
 from ddtree_cupy._files import read_json
 from ddtree_cupy._terminal import escaped, fitted, run_command, show, table
-from ddtree_cupy.explore.comparison import AGAINST, compare_policies, policy_table
+from ddtree_cupy.explore.comparison import compare_policies, policy_table
 from ddtree_cupy.explore.cost_tables import CostTable, MeasuredCost
 from ddtree_cupy.explore.costs import LinearCost
 from ddtree_cupy.explore.curves import budget_curve
@@ -51,7 +51,7 @@ def add_commands(parser: argparse.ArgumentParser, *, required: bool = False) -> 
     """
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=required)
     policies = commands.add_parser("policies", help="tokens per pass of every named policy")
-    policies.add_argument("--against", default=AGAINST, help=f"the policy with the ratio 1 (default {AGAINST})")
+    policies.add_argument("--against", help="the policy with the ratio 1 (default best-first 64)")
     policies.set_defaults(run=_policies)
     curve = commands.add_parser("curve", help="tokens per pass and speedup of a policy over the budget")
     listed = ",".join(map(str, BUDGETS))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from ddtree_cupy._check import Checker
 from ddtree_cupy._terminal import fitted, table
 from ddtree_cupy.explore.cost_tables import checked_cost
+from ddtree_cupy.explore.fixed_tree import FixedTree
 from ddtree_cupy.explore.names import named_policies, policy_of
-from ddtree_cupy.explore.policies import Policy
+from ddtree_cupy.explore.policies import BestFirst, Policy
 from ddtree_cupy.explore.replay import Replay
 from ddtree_cupy.explore.speedup import (
     Cost,
@@ -23,8 +24,6 @@ from ddtree_cupy.explore.sweeps import sweep
 from ddtree_cupy.explore.traces import Traces
 
 __all__ = ["PolicyRow", "compare_policies", "policy_table"]
-
-AGAINST = "best-first 64"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +57,7 @@ def compare_policies(
     traces: Traces,
     policies: Iterable[Policy | str] | None = None,
     *,
-    against: Policy | str = AGAINST,
+    against: Policy | str | None = None,
     cost: Cost | None = None,
     round_us: float = 0.0,
     samples: int = 1000,
@@ -72,9 +71,10 @@ def compare_policies(
     ----------
     traces : Traces
     policies : iterable of Policy or str, optional
-        Default: all of `named_policies`.
-    against : Policy or str
-        The policy that has the ratio 1. It gets no row of its own unless it is one of `policies`.
+        Default: those of `named_policies` for which the traces hold enough ranks.
+    against : Policy or str, optional
+        The policy that has the ratio 1. It gets no row of its own unless it is one of `policies`. Default: best-first
+        with a budget of 64, or of the largest for which the traces are exact.
     cost, round_us, samples, seed
         As in `speedup`.
     executor, progress
@@ -92,9 +92,10 @@ def compare_policies(
     bootstrap_settings(check, samples, 0.95, seed)  # before the replays, which take longer
     checked_round_us(check, round_us)
     cost = None if cost is None else checked_cost("compare_policies", cost)
-    chosen = list(named_policies().values()) if policies is None else check.items("policies", policies)
+    chosen = fitting_policies(traces) if policies is None else check.items("policies", policies)
     todo = [policy_of("compare_policies", f"policies[{at}]", policy) for at, policy in enumerate(chosen)]
-    other = policy_of("compare_policies", "against", against)
+    largest = BestFirst(min(64, traces.max_budget))
+    other = largest if against is None else policy_of("compare_policies", "against", against)
     *results, base = sweep(traces, [*todo, other], executor=executor, progress=progress)
     weighed = {"cost": cost, "round_us": round_us, **settings}
     return tuple(
@@ -109,6 +110,25 @@ def compare_policies(
         )
         for result in results
     )
+
+
+def fitting_policies(traces: Traces) -> list[Policy]:
+    """Return those of the named policies for which the traces hold enough ranks.
+
+    Parameters
+    ----------
+    traces : Traces
+    """
+    return [policy for policy in named_policies().values() if _fits(policy, traces)]
+
+
+def _fits(policy: Policy, traces: Traces) -> bool:
+    if isinstance(policy, FixedTree):
+        highest = max(path[-1] for path in policy.choices)
+        is_cut = traces.row_widths < traces.vocab_size  # the last rank of such a row is refused
+        return bool((traces.row_widths - is_cut > highest).all())
+    sizes = (getattr(policy, name, 0) for name in ("budget", "max_budget", "high"))
+    return max(sizes) <= max(15, traces.max_budget)  # chains of 8 and 15 use the first rank alone
 
 
 def policy_table(rows: Sequence[PolicyRow]) -> str:

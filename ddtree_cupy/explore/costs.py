@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy.errors import ArgumentError
 
-__all__ = ["CostModel", "LinearCost", "SumCost", "UserCost", "cost_of"]
+__all__ = ["CostModel", "LinearCost", "SumCost", "UserCost", "cost_of", "name_of_cost"]
 
 
 def cost_of(function: str, cost: Callable[[int], float], budget: int) -> float:
@@ -29,6 +29,17 @@ def cost_of(function: str, cost: Callable[[int], float], budget: int) -> float:
     except ArgumentError:
         message = f"{function}: `cost` must be positive and finite for every tree, but cost({budget}) is {value!r}"
         raise ArgumentError(message) from None
+
+
+def name_of_cost(cost: Callable[[int], float]) -> str:
+    """Return where a function of the caller is defined, or the repr of anything else.
+
+    Parameters
+    ----------
+    cost : callable
+    """
+    place = f"{getattr(cost, '__module__', '')}.{getattr(cost, '__qualname__', '<')}"
+    return repr(cost) if "<" in place else place
 
 
 class CostModel:

@@ -11,7 +11,7 @@ from ddtree_cupy._check import Checker
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.decode import Policy
 from ddtree_cupy.explore.cost_tables import checked_cost
-from ddtree_cupy.explore.costs import CostModel
+from ddtree_cupy.explore.costs import CostModel, name_of_cost
 from ddtree_cupy.tree_build import best_first_tree, choose_budget
 
 __all__ = ["BestFirst", "CostAware", "EntropyBudget", "Policy", "chain"]
@@ -183,10 +183,7 @@ class CostAware(_BestFirstBudgets):
     @property
     def name(self) -> str:
         """`label`, or the largest budget and the cost."""
-        if self.label:
-            return self.label
-        place = f"{getattr(self.cost, '__module__', '')}.{getattr(self.cost, '__qualname__', '<')}"
-        return f"cost-aware {self.max_budget}, {repr(self.cost) if '<' in place else place}"
+        return self.label or f"cost-aware {self.max_budget}, {name_of_cost(self.cost)}"
 
     def widest(self, candidates: Candidates, root_token_ids: npt.NDArray[np.int32]) -> DraftTree:
         """Return the trees whose path scores decide, and which `build` cuts.

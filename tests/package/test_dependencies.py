@@ -43,7 +43,7 @@ ALLOWED = {
     **{f"{op}.__init__": {f"{op}.api"} for op in OPS},
     "__init__": CONTAINERS | set(OPS) | {"_call", "_bind"},
     "decode": API | {"_progress", "_files", "_terminal"},
-    "explore": API | {"decode", "_progress", "_files", "_terminal", "bench.measurements"},
+    "explore": API | {"decode", "_progress", "_files", "_terminal", "bench.measurements", "viz"},
     "testing": API,
     "viz": CONTAINERS,
     "interop": CONTAINERS,
