@@ -1,4 +1,4 @@
-"""`ddtree explore`, which is `python -m ddtree_cupy.explore`, too: compare policies and budgets, record, make costs."""
+"""`ddtree explore`, which is `python -m ddtree_cupy.explore`, too: compare policies and budgets, report, record."""
 
 import argparse
 import json
@@ -17,10 +17,11 @@ from ddtree_cupy._files import read_json
 from ddtree_cupy._terminal import escaped, fitted, run_command, show, table
 from ddtree_cupy.explore.comparison import compare_policies, policy_table
 from ddtree_cupy.explore.cost_tables import CostTable, MeasuredCost
-from ddtree_cupy.explore.costs import LinearCost
+from ddtree_cupy.explore.costs import LinearCost, SumCost
 from ddtree_cupy.explore.curves import budget_curve
 from ddtree_cupy.explore.names import named_policies
 from ddtree_cupy.explore.recorder import record
+from ddtree_cupy.explore.report import report
 from ddtree_cupy.explore.speedup import Interval
 from ddtree_cupy.explore.traces import SHIPPED_TRACES, Traces
 
@@ -57,14 +58,22 @@ def add_commands(parser: argparse.ArgumentParser, *, required: bool = False) -> 
     listed = ",".join(map(str, BUDGETS))
     curve.add_argument("--budgets", type=_integers, default=BUDGETS, help=f"besides the root (default {listed})")
     curve.add_argument("--policy", default="best-first", help="without its budget (default best-first)")
-    curve.add_argument("--costs", type=Path, help="cost table (default: the shipped one, of tree_attention on a GPU)")
-    curve.add_argument("--heads", type=int, default=8, help="of the cost table (default 8)")
-    curve.add_argument("--context", type=int, default=8192, help="keys, of the cost table (default 8192)")
-    curve.add_argument("--layers", type=int, default=1, help="attention layers of a pass (default 1)")
-    curve.add_argument("--fixed-us", type=float, default=0.0, help="microseconds that a pass takes besides (default 0)")
     curve.set_defaults(run=_curve)
-    for command in (policies, curve):
+    page = commands.add_parser("report", help="one HTML page: budgets, policies, pictures, what was run")
+    page.add_argument("--against", help="the policy with the ratio 1 (default best-first 64)")
+    page.add_argument("--out", type=Path, default=Path("report.html"), help="file to write (default report.html)")
+    page.set_defaults(run=_report)
+    for command in (curve, page):
+        costs_help = "cost table (default: the shipped one, of tree_attention on a GPU)"
+        command.add_argument("--costs", type=Path, help=costs_help)
+        command.add_argument("--heads", type=int, default=8, help="of the cost table (default 8)")
+        command.add_argument("--context", type=int, default=8192, help="keys, of the cost table (default 8192)")
+        command.add_argument("--layers", type=int, default=1, help="attention layers of a pass (default 1)")
+        fixed_help = "microseconds that a pass takes besides (default 0)"
+        command.add_argument("--fixed-us", type=float, default=0.0, help=fixed_help)
+    for command in (policies, curve, page):
         command.add_argument("traces", type=Path, nargs="?", default=SHIPPED_TRACES, help="default: the shipped ones")
+    for command in (policies, curve):
         command.add_argument("--workers", type=int, default=1, help="processes that replay (default 1)")
         command.add_argument("--json", action="store_true", help="print one JSON object instead")
     traces = commands.add_parser("record", help="record the bundled models on held-out text")
@@ -121,9 +130,21 @@ def _policies(options: argparse.Namespace) -> int:
     return 0
 
 
-def _curve(options: argparse.Namespace) -> int:
+def _costs_of(options: argparse.Namespace) -> tuple[MeasuredCost, SumCost]:
+    """Return the cost of attention, and that of the whole pass."""
     measured = MeasuredCost(CostTable.load(options.costs), options.heads, options.context, options.layers)
-    cost = measured + LinearCost(options.fixed_us, 0.0)
+    return measured, measured + LinearCost(options.fixed_us, 0.0)
+
+
+def _report(options: argparse.Namespace) -> int:
+    _, cost = _costs_of(options)
+    made = report(Traces.load(options.traces), options.out, cost=cost, against=options.against)
+    show(escaped(f"{options.out}: best budget {made.curve.best_budget}"))
+    return 0
+
+
+def _curve(options: argparse.Namespace) -> int:
+    measured, cost = _costs_of(options)
     traces = Traces.load(options.traces)
     with _executor(options.workers, len(options.budgets)) as executor:
         curve = budget_curve(traces, options.budgets, policy=options.policy, cost=cost, executor=executor)

@@ -1,4 +1,4 @@
-"""report: one self-contained HTML page of what traces say about trees."""
+"""Reports: one self-contained HTML page of what traces say about trees."""
 
 import hashlib
 import platform

@@ -20,6 +20,7 @@ from ddtree_cupy.explore import (
     speedup,
     tokens_per_pass,
 )
+from ddtree_cupy.explore.__main__ import main
 from tests.refusals import rejects
 
 COST = LinearCost(fixed_us=40.0, per_node_us=1.0)
@@ -288,3 +289,16 @@ def test_report_ignores_and_keeps_the_settings_of_matplotlib(some):
         odd = re.findall(r"<svg.*?</svg>", report(some, None, **options).html, re.DOTALL)
         assert matplotlib.rcParams["text.color"] == "red"
     assert odd == plain
+
+
+def test_report_command_writes_the_page(some, tmp_path, capsys):
+    some.select([0, 1]).save(tmp_path / "traces.npz")
+    out = tmp_path / "page.html"
+    where = ["--out", str(out), "--heads", "64", "--fixed-us", "500", "--against", "chain 8"]
+    assert main(["report", str(tmp_path / "traces.npz"), *where]) == 0
+    assert re.fullmatch(r".*page\.html: best budget \d+\n", capsys.readouterr().out)
+    page = Page(out.read_text(encoding="utf-8"))
+    said = "".join(page.texts)
+    assert "heads=64" in said
+    assert "LinearCost(fixed_us=500.0" in said
+    assert "The ratio is to the speedup of chain 8." in said
