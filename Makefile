@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all browser-test lint lossless curve tsan notebooks cluster gpu-test sanitize bench measure tables clean
+.PHONY: demo test test-all browser-test lint lossless curve tsan notebooks cluster gpu-test sanitize bench measure tables docs clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
@@ -68,5 +68,9 @@ measure: .venv/with-cuda13  ## measure every grid of cases on this GPU and keep 
 tables: .venv/with-test  ## README and notebook 07 from the newest measurements
 	$(BIN)/python -m ddtree_cupy.bench.tables --notebook
 
+docs: .venv/with-docs  ## the site, in docs/_build/html; a warning is an error
+	rm -rf docs/_build/api
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d docs/_build/doctrees . docs/_build/html
+
 clean:
-	rm -rf .venv
+	rm -rf .venv docs/_build

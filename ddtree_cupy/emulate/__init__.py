@@ -29,8 +29,7 @@ What it is not
   `emu_async.h` in `runtime/` offer what twins need. CUB, cooperative groups, `mma.h` and textures are absent, as are
   `__shared__` objects with constructors and dynamic shared memory declared outside a function.
 - A stack overflow (256 KiB per thread) or a wild pointer ends the process, as in all C++ code; an endless loop cannot
-be
-  interrupted.
+  be interrupted.
 - One launch at a time per process. Linux on x86-64; aarch64 through `ucontext`, slower.
 """
 

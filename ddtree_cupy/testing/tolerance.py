@@ -85,7 +85,7 @@ def _ulp(name: str, values: Any) -> Any:
 
 
 def lse_floor(reference: Any) -> npt.NDArray[np.float64]:
-    """Return the floor of every log-sum-exp: 8 * 2^-24 * max(1, |lse|); 0 where the reference is not finite.
+    """Return the floor of every log-sum-exp: `8 * 2^-24 * max(1, |lse|)`; 0 where the reference is not finite.
 
     Examples
     --------

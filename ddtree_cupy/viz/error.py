@@ -16,7 +16,7 @@ class ErrorDisplay(Display):
     Parameters
     ----------
     error : float array
-        |kernel - reference|; NaN or inf where only one of the two is finite.
+        `|kernel - reference|`; NaN or inf where only one of the two is finite.
     allowed : float array that broadcasts to `error`
         The bound of every entry.
     rms_error, rms_allowed : float, optional
@@ -97,7 +97,7 @@ class ErrorDisplay(Display):
     def from_arrays(cls, actual: Array, reference: Array, baseline: Array, *, floor: Array) -> Self:
         """Apply the float rule to every entry, then to the root mean squares over the entries finite in `reference`.
 
-        |actual - reference| <= 2 max|baseline - reference| + floor
+        `|actual - reference| <= 2 max|baseline - reference| + floor`
         rms(actual - reference) <= 2 rms(baseline - reference) + floor / 4
 
         Parameters

@@ -1,6 +1,8 @@
 """What the documents say is true: code blocks run, paths exist, tables match the code."""
 
 import re
+import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -19,28 +21,67 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_readme_example_prints_what_it_says(capsys, number):
-    example = blocks(README, "python")[number]
-    exec(compile(example, "README.md", "exec"), {})
-    assert capsys.readouterr().out in blocks(README, "text")
+def examples():
+    """Yield every Python block of the documents, with the output that stands below it."""
+    for name in DOCUMENTS:
+        text = (ROOT / name).read_text()
+        for code, output in re.findall(
+            r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE
+        ):
+            marks = [pytest.mark.emulate] if "emulate" in code else []
+            line = text[: text.index(code)].count("\n")
+            yield pytest.param(name, code, output, marks=marks, id=f"{name}:{line}")
 
 
-@pytest.mark.emulate
-def test_readme_fuzz_example_runs():
-    example = blocks(README, "python")[3]
-    assert len([line for line in example.split("twice = ")[1].splitlines() if line]) <= 10
-    exec(compile(example, "README.md", "exec"), {})
+@pytest.mark.parametrize(("name", "code", "output"), [*examples()])
+def test_example_prints_what_the_page_says(capsys, name, code, output):
+    exec(compile(code, f"<{name}>", "exec"), {})
+    assert capsys.readouterr().out == output
 
 
 def test_readme_takes_an_own_model_to_a_budget_in_fifteen_lines():
-    lines = [line for line in blocks(README, "python")[2].splitlines() if line]
-    assert "from_callable" in "".join(lines)
-    assert len(lines) <= 15
+    (example,) = [block for block in blocks(README, "python") if "from_callable" in block]
+    assert len([line for line in example.splitlines() if line]) <= 15
 
 
-def test_every_code_block_is_tested():
-    assert len(blocks(README, "python")) == 4
+def test_every_page_that_comes_from_elsewhere_has_a_table_and_an_example():
+    pages = [page for page in PAGES if page.startswith("docs/from_")]
+    assert len(pages) == 5
+    for page in pages:
+        text = (ROOT / page).read_text()
+        assert text.startswith("# Coming from ")
+        assert "| there | here |" in text
+        assert len(blocks(text, "python")) == 1, "one example a page"
+
+
+def test_names_of_this_library_in_tables_exist():
+    for page in [page for page in PAGES if page.startswith("docs/from_")]:
+        for module, name in re.findall(r"`(interop|explore|emulate|decode)\.(\w+)", (ROOT / page).read_text()):
+            assert name in import_module(f"ddtree_cupy.{module}").__all__, (page, name)
+
+
+def test_site_has_every_page_and_every_public_module():
+    index, api = ((ROOT / "docs" / name).read_text() for name in ("index.md", "api.md"))
+    in_site = {
+        line
+        for tree in re.findall(r"^```{toctree}\n(.*?)^```", index, re.DOTALL | re.MULTILINE)
+        for line in tree.replace("<", " ").replace(">", " ").split()
+    }
+    assert {Path(page).stem for page in PAGES if page != "docs/index.md"} <= in_site
+    assert {"../README", "../CONTRIBUTING", "../CHANGELOG", "../notebooks/*"} <= in_site
+    public = {"ddtree_cupy", "ddtree_cupy.errors", "ddtree_cupy.decode.tiny", "ddtree_cupy.testing.strategies"}
+    public |= {
+        f"ddtree_cupy.{name}" for name in ("decode", "explore", "viz", "interop", "kernels", "emulate", "testing")
+    }
+    assert set(re.findall(r"^   (ddtree_cupy[\w.]*)$", api, re.MULTILINE)) == public
+
+
+def test_citation_is_of_this_version():
+    citation = (ROOT / "CITATION.cff").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"\nversion: {project['version']}\n" in citation
+    assert f"\nlicense: {project['license']}\n" in citation
+    assert "authors" not in project, "then CITATION.cff names them, too"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
