@@ -44,6 +44,15 @@ def test_readme_takes_an_own_model_to_a_budget_in_fifteen_lines():
     assert len([line for line in example.splitlines() if line]) <= 15
 
 
+def test_readme_begins_with_three_lines_of_code_and_fuzzes_in_ten():
+    first, *_, fuzz = blocks(README, "python")
+    assert len([line for line in first.splitlines() if line]) == 3
+    assert len([line for line in fuzz.split("twice = ")[1].splitlines() if line]) <= 10
+    screen = README.splitlines()[:45]
+    assert sum(line.startswith("- **You ") for line in screen) == 3
+    assert any("figures/readme.svg" in line for line in screen)
+
+
 def test_every_page_that_comes_from_elsewhere_has_a_table_and_an_example():
     pages = [page for page in PAGES if page.startswith("docs/from_")]
     assert len(pages) == 5
