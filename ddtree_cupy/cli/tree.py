@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from ddtree_cupy import build_tree
 from ddtree_cupy._files import open_arrays, read_array, read_json, written_whole
 from ddtree_cupy._terminal import fitted, show
 from ddtree_cupy.containers import drawing
-from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
+from ddtree_cupy.errors import ArgumentError, DTypeError, ProbabilityWarning, ShapeError
 
 _MOST_LABEL_BYTES = 64 << 20  # the vocabularies of large models take a few MB, with their merges 20
 _LABEL_WIDTH = 24
@@ -53,7 +55,11 @@ def _run(options: argparse.Namespace) -> int:
     limits = {
         name: getattr(options, name) for name in ("budget", "max_depth", "max_children", "min_path_score", "spine")
     }
-    tree = build_tree(logits, root_token_ids=options.root, **limits)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ProbabilityWarning)
+        tree = build_tree(logits, root_token_ids=options.root, **limits)
+    for warning in caught:
+        show(f"ddtree: {options.file}: {warning.message}, and --probs does so here", file=sys.stderr)
     count = int(tree.num_nodes)
     tokens, parents, scores = tree.token_ids[:count].tolist(), tree.parents[:count].tolist(), tree.path_scores[:count]  # type: ignore[index]
     names = [_label(token, texts) for token in tokens]

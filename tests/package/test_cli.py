@@ -210,6 +210,17 @@ def test_tree_takes_probabilities(dtype, logits_file, tmp_path, capsys):
     assert found.out == capsys.readouterr().out
 
 
+def test_tree_says_in_a_line_that_a_file_looks_like_probabilities(logits_file, capsys):
+    np.save(logits_file, probabilities(np.load(logits_file)))
+    assert main(["tree", str(logits_file)]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"ddtree: {logits_file}: build_tree: the first row of `draft_logits` is non-negative")
+    assert said[0].endswith(", and --probs does so here")
+    assert main(["tree", str(logits_file), "--probs"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
