@@ -20,6 +20,7 @@ from ddtree_cupy.kernels.workspace import empty, require_given
 
 Array = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
+NUMBERS = (int, float, str, np.generic)  # one value for all requests, or what can be none
 _PREPARATIONS: dict[Callable[..., Any], Callable[..., None]] = {}
 _OF_THE_FRAME = ("out", "workspace", "checked")  # arguments that preparations do not see
 
@@ -144,7 +145,7 @@ class Call:
 
     def per_request(self, name: str, value: Any, low: int, high: int) -> int | Array:
         """Return an integer in low..high for all requests, or an int32 array with one for each, of values not read."""
-        if value is None or isinstance(value, int | float | str | np.generic):
+        if value is None or isinstance(value, NUMBERS):
             return self.check.integer(name, value, low=low, high=high)
         array = self.int32(name, value)
         if self.checks:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._cache_struct import facts_of, has_passed, with_lens
-from ddtree_cupy._call import Call, Form
+from ddtree_cupy._call import NUMBERS, Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy._overlap import Region, address_of
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
@@ -49,7 +49,7 @@ def sample_targets(
     floats = ("float64", "float32")
     if call.checks:
         check.array("uniforms", uniforms, call.axes("num_nodes"), floats, contiguous=on_device)
-    if temperature is None or isinstance(temperature, int | float | str | np.generic):
+    if temperature is None or isinstance(temperature, NUMBERS):
         temperature = check.real("temperature", temperature, above=0.0)
     else:
         temperature = call.array("temperature", temperature)

@@ -283,6 +283,18 @@ def test_a_cupy_array_keeps_its_dtype_and_the_advice_works(dtype):
     check.array("budget", advised(refusal, budget=budget), (2,), ("int32",))
 
 
+@pytest.mark.gpu
+@named(places(lambda name, array: array.dtype == np.int32 and "." not in name))
+def test_integers_on_a_gpu_keep_their_dtype_and_the_advice_works(function, name):
+    on_device = Backend("cupy")
+    given = {key: on_device.put(value) for key, value in CALLS[function].items()}
+    given |= {"capacity": 5} if "budget" in given else {}
+    wide = given[name].astype(np.int64)
+    with pytest.raises(DTypeError, match=f"`{name}` has dtype int64, expected int32") as refusal:
+        function(**{**given, name: wide})
+    function(**{**given, name: advised(refusal, **{name: wide})})
+
+
 @pytest.mark.parametrize("budget", [[3, 4], np.array([3, 4])], ids=["list", "int64"])
 def test_host_integers_beside_cupy_arrays_get_advice_that_works(budget):
     logits = CupyArray(LOGITS)

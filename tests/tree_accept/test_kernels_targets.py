@@ -179,7 +179,5 @@ def test_targets_kernels_reject(kernels):
         kernels(greedy_targets, logits.astype(np.float64))
     with pytest.raises(LayoutError, match="`target_logits`"):
         kernels(greedy_targets, logits[..., ::2])
-    with pytest.raises(DTypeError, match="`num_nodes`"):
-        kernels(greedy_targets, logits, num_nodes=np.zeros(2, np.int64))
     with pytest.raises(LayoutError, match="`uniforms`"):
         kernels(sample_targets, logits, np.zeros((2, 6))[:, ::2], temperature=1.0)
