@@ -1,6 +1,6 @@
 """What all containers share: a function mapped over the arrays, backends, files, requests as entries."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
 from operator import index
 from pathlib import Path
@@ -40,15 +40,32 @@ class Arrays:
 
     Numbers on the host in any form become NumPy arrays, integers of the dtype of their field after a check by value,
     except in the pages of a cache, which functions write: those must be arrays as they are. `_copied` names the arrays
-    that are copies, which are not the memory that the caller gave. A batch is a sequence of its requests.
+    that are copies, which are not the memory that the caller gave. A container of lists and numbers is validated; one
+    of arrays is not, as `validate()` reads their values. A batch is a sequence of its requests.
     """
 
     def __post_init__(self) -> None:
+        by_hand = set()
         for name, value in list(vars(self).items()):
             library, dtype = LIBRARIES.get(type(value)), _INTEGERS.get(name)
             is_plain = library == "cupy" or (library and (dtype is None or value.dtype is dtype))
             if not is_plain and value is not None and (dtype is not None or type(value) is not int):
                 vars(self)[name] = self._taken(name, value, dtype)
+                if isinstance(value, list | tuple | int):
+                    by_hand.add(name)
+        self._set_defaults()
+        if by_hand and self._is_by_hand(by_hand):
+            self.validate()
+
+    def _set_defaults(self) -> None:
+        """Set the fields that follow from the arrays when they are not given."""
+
+    def _is_by_hand(self, fields_by_hand: Collection[str]) -> bool:
+        """Whether the container is of lists and numbers, as these fields are: then it is validated at once."""
+        return all(value is None or name in fields_by_hand for name, value in self._values().items())
+
+    def _values(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def _taken(self, name: str, value: Any, dtype: npt.DTypeLike | None) -> Array:
         kind = type(self).__name__
@@ -81,10 +98,10 @@ class Arrays:
         >>> two.map(lambda array: array[::-1]).token_ids.tolist()
         [[7, 8], [5, 6]]
         """
-        changed = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            changed[field.name] = value if value is None or isinstance(value, int) else function(value)
+        changed = {
+            name: value if value is None or isinstance(value, int) else function(value)
+            for name, value in self._values().items()
+        }
         return replace(self, **changed)  # type: ignore[type-var]
 
     def to(self, backend: str) -> Self:
@@ -135,8 +152,7 @@ class Arrays:
         """
         from ddtree_cupy._files import write_arrays  # here, as importing the package should not take its time
 
-        found = vars(self.to("numpy").validate())
-        values = {field.name: found[field.name] for field in fields(self)}  # type: ignore[arg-type]
+        values = self.to("numpy").validate()._values()
         arrays = {n: np.asarray(value, order="C") for n, value in values.items() if isinstance(value, np.ndarray)}
         about = {"kind": type(self).__name__, "others": {n: v for n, v in values.items() if n not in arrays}}
         write_arrays(path, {"format": FORMAT, **about}, arrays, about=about)

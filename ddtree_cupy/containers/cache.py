@@ -1,6 +1,6 @@
 """The paged key-value cache, and the result of a verification pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -19,6 +19,9 @@ Array = Any
 @dataclass(frozen=True, eq=False)
 class PagedKV(Arrays):
     """The latent key-value cache of one layer, in pages.
+
+    If its table or its lengths are given as lists or numbers, it is validated at once; arrays are checked by
+    `validate()` alone.
 
     Attributes
     ----------
@@ -52,6 +55,11 @@ class PagedKV(Arrays):
         if isinstance(self.max_context, np.integer):
             object.__setattr__(self, "max_context", int(self.max_context))
         super().__post_init__()
+
+    def _is_by_hand(self, fields_by_hand: Collection[str]) -> bool:
+        return isinstance(self.page_table, np.ndarray) and isinstance(self.context_lens, np.ndarray)
+
+    def _set_defaults(self) -> None:
         if self.max_context < 0:
             object.__setattr__(self, "max_context", self.page_table.shape[-1] * self.ckv.shape[1])
 

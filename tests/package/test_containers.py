@@ -289,6 +289,48 @@ def test_paged_kv_validate_takes_legal_tables(table):
     assert kv.validate() is kv
 
 
+POOL = np.zeros((6, 4, 3), np.float32)
+PAGES = [[0, 1], [2, 3], [4, 5]]
+
+
+@rejects(
+    (ArgumentError, r"PagedKV: `context_lens`\[0\] is 20, expected 0..8 \(table", PAGES, [20, 10, 5]),
+    (ArgumentError, r"PagedKV: `context_lens`\[2\] is 9, expected 0..8", np.array(PAGES), (8, 8, 9)),
+    (ArgumentError, r"PagedKV: `context_lens`\[1\] is -1", PAGES, [0, -1, 0]),
+    (ArgumentError, r"PagedKV: `page_table`\[2, 1\] is 6, expected -1..5", [[0, 1], [2, 3], [4, 6]], int32(0, 0, 0)),
+    (ArgumentError, r"PagedKV: `page_table`\[0, 1\] is -1, expected a page", [[0, -1]], [5]),
+    (ArgumentError, "a page of its own", [[0, 1], [1, 2]], int32(5, 1)),
+    (ArgumentError, r"PagedKV: `context_lens`\[0\] is 9", [0, 1], 9),
+    (ShapeError, r"PagedKV: `context_lens` is \(2,\), expected \(batch,\) with batch=3", PAGES, [1, 2]),
+)
+def test_paged_kv_made_from_plain_numbers_rejects(page_table, context_lens):
+    PagedKV(POOL, POOL, page_table, context_lens)
+
+
+def test_paged_kv_made_from_plain_numbers_takes_what_fits():
+    kv = PagedKV(POOL, POOL, PAGES, [8, 0, 5])
+    assert_identical(replace(kv, context_lens=[1, 2, 3]).context_lens, int32(1, 2, 3))
+    with pytest.raises(ArgumentError, match=r"`context_lens`\[0\] is 20"):
+        replace(kv, context_lens=[20, 10, 5])
+    replace(kv, context_lens=int32(20, 10, 5))  # values of arrays are read by `validate()` alone
+
+
+@rejects(
+    (ArgumentError, "AcceptResult: `num_accepted`", lambda: AcceptResult([0, 1, 3], 3, 7)),
+    (ArgumentError, "AcceptResult: `accepted`", lambda: AcceptResult([[0, 3, 1]], [2], [7])),
+    (ShapeError, "AcceptResult: `bonus_token`", lambda: AcceptResult([[0, 1, 3]], [2], 7)),
+    (ArgumentError, "Visibility: `num_nodes`", lambda: Visibility([[1], [3]], 3)),
+    (
+        ArgumentError,
+        "Candidates: `logits`.*; Candidates.from_topk sorts",
+        lambda: Candidates([[4, 2]], [[1.0, 2.0]], [3.0]),
+    ),
+    (ArgumentError, "DraftTree: `status`", lambda: DraftTree([9], [-1], [0], None, 1, 2, [[1]], [-1], [-1])),
+)
+def test_containers_made_from_plain_numbers_reject(make):
+    make()
+
+
 def test_paged_kv_validate_takes_slices_of_one_buffer():
     pool = np.ones((10, 8, 24), np.float32)[:, ::2]
     _cache(ckv=pool[..., :16], kpe=pool[..., 16:]).validate()
