@@ -33,8 +33,8 @@ MMA_TESTS = "tests/tree_attention/test_kernels_mma.py"
 FAULTS = {
     "missing barrier": Fault(
         V2,
-        "    load_tile<T, C, R>(tile, where, ckv, kpe, vectors != 0);\n    __syncthreads();\n",
-        "    load_tile<T, C, R>(tile, where, ckv, kpe, vectors != 0);\n",
+        "    load_tile<T, C, R>(tile, where, cache.ckv, cache.kpe, vectors != 0);\n    __syncthreads();\n",
+        "    load_tile<T, C, R>(tile, where, cache.ckv, cache.kpe, vectors != 0);\n",
         f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
     ),
     "off-by-one store": Fault(
@@ -171,9 +171,9 @@ FAULTS = {
         f"{TESTS}::test_tree_attention_matches_oracle_when_a_later_request_is_long",
     ),
     "int32 offset of a query": Fault(
-        V2,
-        "to_float(q_nope[request * q_nope_request_stride + node * q_nope_node_stride +",
-        "to_float(q_nope[request * q_nope_request_stride + (int)(node * q_nope_node_stride) +",
+        "common/inputs.cuh",
+        "q_nope + request * nope_request_stride + node * nope_node_stride +",
+        "q_nope + request * nope_request_stride + (int)(node * nope_node_stride) +",
         f"{TESTS}::test_tree_attention_addresses_queries_beyond_32_bits",
     ),
     "folds counted from the first key": Fault(
@@ -220,8 +220,8 @@ FAULTS = {
     ),
     "rows of one kind at the stride of the other": Fault(
         WRITE,
-        "kpe_rows + request * kpe_rows_request_stride",
-        "kpe_rows + request * ckv_rows_request_stride",
+        "kpe_rows + request * kpe_request_stride",
+        "kpe_rows + request * ckv_request_stride",
         f"{STATES}::test_write_kv_is_identical_to_reference_with_unlike_strides",
     ),
     "hidden keys that hold NaN weighed by 0": Fault(

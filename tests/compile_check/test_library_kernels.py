@@ -5,6 +5,7 @@ import pytest
 import ddtree_cupy  # noqa: F401  (registers the specs)
 from ddtree_cupy.compile_check import nvrtc, resources
 from ddtree_cupy.kernels import registered_specs, source_root
+from tests.faults import FAULTS
 
 WORKS, REASON = nvrtc.available()
 
@@ -15,6 +16,14 @@ WORKS, REASON = nvrtc.available()
 @pytest.mark.parametrize("arch", resources.ARCHS)
 def test_kernels_compile_within_their_limits(arch):
     assert resources.problems(resources.kernel_table([arch])) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_find_their_text(name):
+    """The runs that plant them are slow; a fault whose text has changed shows here."""
+    fault = FAULTS[name]
+    for file in (fault.source,) if isinstance(fault.source, str) else fault.source:
+        assert fault.right in (source_root() / file).read_text()
 
 
 def test_every_source_has_a_registered_kernel():
