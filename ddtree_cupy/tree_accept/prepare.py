@@ -310,7 +310,8 @@ def _check_cache(call: Call, cache: PagedKV, paths: dict[str, Array], on_device:
     for name, pool in pools.items():
         width = pool.shape[-1] if pool.ndim else name.replace("kv.", "head_dim_")
         dtypes = FLOATS if on_device else FLOATS_AND_F64
-        check.array(name, pool, (*sizes, width), dtypes, last_contiguous=on_device, writable=True)
+        check.array(name, pool, (*sizes, width), dtypes, last_contiguous=on_device)
+        check.array(name, pool, pool.shape, writable=True)
     if on_device:
         check.same_dtype(**pools)
     axes = call.axes("max_pages")
