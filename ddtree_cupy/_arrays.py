@@ -63,6 +63,8 @@ def host_array(function: str, name: str, values: Any) -> npt.NDArray[Any]:
 def _shared(tensor: Any, library: str) -> npt.NDArray[Any]:
     """Return an array over the memory of a tensor on the host."""
     if library == "torch" and str(tensor.dtype) == "torch.bfloat16":  # of which torch makes no NumPy array
+        if tensor.requires_grad:  # which torch itself asks for with other dtypes
+            raise TypeError("it requires grad; detach() makes a tensor that does not")
         return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(numpy_dtype("bfloat16"))
     return np.asarray(tensor) if hasattr(tensor, "__array__") else np.from_dlpack(tensor)
 

@@ -186,8 +186,8 @@ def test_tensors_of_torch_are_not_copied(dtype):
 
 
 def test_arrays_of_jax_are_taken(host):
-    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
-    logits = jnp.asarray(LOGITS, jnp.bfloat16)
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    logits = jax.device_put(LOGITS.astype(BFLOAT16), jax.devices("cpu")[0])
     wanted = run_with(host, greedy_targets, target_logits=LOGITS.astype(BFLOAT16))
     assert_identical(run_with(host, greedy_targets, target_logits=logits), wanted)
 
