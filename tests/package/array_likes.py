@@ -118,6 +118,7 @@ class Tensor(OnlyDLPack):
     """Looks like a bfloat16 tensor of torch, of which torch makes no NumPy array."""
 
     dtype = "torch.bfloat16"
+    requires_grad = False
 
     def view(self, dtype):
         return OnlyDLPack(self.array.view(dtype))

@@ -171,6 +171,13 @@ def test_bfloat16_of_other_libraries_is_not_copied(form, host, monkeypatch):
     )
 
 
+def test_bfloat16_tensors_that_require_grad_are_refused():
+    tensor = Tensor(LOGITS.astype(BFLOAT16))
+    tensor.requires_grad = True
+    with pytest.raises(DTypeError, match=r"`x` is Tensor of torch, .*detach\(\)"):
+        as_array("f", "x", tensor)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_tensors_of_torch_are_not_copied(dtype):
     torch = pytest.importorskip("torch", reason="torch is not installed")
