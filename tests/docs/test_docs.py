@@ -44,6 +44,11 @@ def test_readme_takes_an_own_model_to_a_budget_in_fifteen_lines():
     assert len([line for line in example.splitlines() if line]) <= 15
 
 
+def test_prototype_of_a_ragged_batch_takes_twenty_lines():
+    (example,) = blocks((ROOT / "docs" / "prototype.md").read_text(), "python")
+    assert len(example.splitlines()) <= 20
+
+
 def test_readme_begins_with_three_lines_of_code_and_fuzzes_in_ten():
     first, *_, fuzz = blocks(README, "python")
     assert len([line for line in first.splitlines() if line]) == 3
