@@ -52,7 +52,7 @@ FAULTS = {
     "transposed mask": Fault(
         V1,
         "is_visible(bits, position - range.context_len)",
-        "is_visible(visibility_bits + ((long long)request * N + max(position - range.context_len, 0)) * W, "
+        "is_visible(queries.bits(request, max(position - range.context_len, 0)), "
         "position < range.context_len ? -1 : node)",
         f"{TESTS}::test_tree_attention_matches_oracle",
     ),
