@@ -98,6 +98,7 @@ def test_structs_are_packed_as_a_compiler_lays_them_out():
     packed = layout.pack(rows=rows, table=None, page_stride=-5, slot_stride=6, num_pages=7)
     members = np.dtype([("rows", "u8"), ("table", "u8"), ("strides", "i8", 2), ("pages", "i4")], align=True)
     assert layout.nbytes == members.itemsize == packed.nbytes
+    assert (layout.offset_of("rows"), layout.offset_of("table")) == (0, 8)
     assert packed.view(members)[0].tolist()[:2] == (rows.ctypes.data, 0)
     assert packed.view(members)["strides"].tolist() == [[-5, 6]]
     assert packed.view(members)["pages"].tolist() == [7]

@@ -12,31 +12,24 @@ from hypothesis import strategies as st
 from ddtree_cupy import AcceptResult, Candidates, DraftTree, PagedKV, Visibility
 from ddtree_cupy.errors import (
     ArgumentError,
-    DDTreeError,
     DTypeError,
     LayoutError,
-    RequestIndexError,
     ShapeError,
-    WeightsError,
 )
 from ddtree_cupy.testing import assert_identical, unchanged
 from ddtree_cupy.testing.strategies import candidate_tables, draft_trees, paged_caches, seeds, visibilities
 from tests.oracles import ancestors, dense_visibility, gather, packed_visibility
+from tests.package.cases import (
+    T6_PARENTS,
+    T6_TOKENS,
+    cache_case,
+    candidates_case,
+    int32,
+    result_case,
+    t6,
+    table,
+)
 from tests.refusals import rejects
-
-# The toy tree T6.
-T6_TOKENS = [9, 10, 20, 11, 21, 20]
-T6_PARENTS = [-1, 0, 1, 0, 1, 3]
-INT32_MAX = 2**31 - 1
-
-
-def t6():
-    return DraftTree.from_parents(T6_TOKENS, T6_PARENTS)
-
-
-def int32(*values):
-    return np.array(values, np.int32)
-
 
 # ---- DraftTree.from_parents and what follows from the parents ----
 
@@ -266,17 +259,6 @@ def test_paged_kv_from_dense_rejects(changes):
     PagedKV.from_dense(arguments.pop("ckv"), arguments.pop("kpe"), **arguments)
 
 
-def _cache(**changes):
-    """Two requests of three 4-row pages, contexts 5 and 9, ten pages."""
-    kv = PagedKV(
-        ckv=np.ones((10, 4, 8), np.float32),
-        kpe=np.ones((10, 4, 2), np.float32),
-        page_table=np.array([[3, 5, 7], [2, 9, 0]], np.int32),
-        context_lens=int32(5, 9),
-    )
-    return replace(kv, **changes)
-
-
 @pytest.mark.parametrize(
     "table",
     [
@@ -285,7 +267,7 @@ def _cache(**changes):
     ],
 )
 def test_paged_kv_validate_takes_legal_tables(table):
-    kv = _cache(page_table=np.array(table, np.int32))
+    kv = cache_case(page_table=np.array(table, np.int32))
     assert kv.validate() is kv
 
 
@@ -333,7 +315,7 @@ def test_containers_made_from_plain_numbers_reject(make):
 
 def test_paged_kv_validate_takes_slices_of_one_buffer():
     pool = np.ones((10, 8, 24), np.float32)[:, ::2]
-    _cache(ckv=pool[..., :16], kpe=pool[..., 16:]).validate()
+    cache_case(ckv=pool[..., :16], kpe=pool[..., 16:]).validate()
 
 
 @given(kv=paged_caches())
@@ -345,21 +327,6 @@ def test_paged_kv_with_batch_is_identical(kv):
 
 
 # ---- Candidates and AcceptResult ----
-
-
-def _candidates(**changes):
-    return replace(
-        Candidates(
-            token_ids=np.array([[4, 2, -1], [0, 1, 2]], np.int32),
-            logits=np.array([[2.0, 1.0, -np.inf], [1.0, 1.0, 0.5]], np.float32),
-            lse=np.array([2.5, 2.0], np.float32),
-        ),
-        **changes,
-    )
-
-
-def _result(accepted=((0, 1, 3, -1), (-1, -1, -1, -1)), num_accepted=(2, -1), bonus=(7, -1)):
-    return AcceptResult(np.array(accepted, np.int32), int32(*num_accepted), int32(*bonus))
 
 
 # ---- what all containers share ----
@@ -389,13 +356,7 @@ def scored(scores, tree=None):
 
 
 def pages(*table):
-    return _cache(page_table=np.array(table, np.int32))
-
-
-def table(token_ids=((4, 2, -1), (0, 1, 2)), logits=((2, 1, -np.inf), (1, 1, 0.5)), lse=(2.5, 2)):
-    return _candidates(
-        token_ids=np.array(token_ids, np.int32), logits=np.array(logits, np.float32), lse=np.array(lse, np.float32)
-    )
+    return cache_case(page_table=np.array(table, np.int32))
 
 
 PADDED = DraftTree.from_parents([1, 2, -1], [-1, 0, -1])
@@ -426,158 +387,42 @@ ODD_ROWS = ([1, 2, -np.inf], [2, np.nan, -np.inf], [np.inf, 1, -np.inf])
     (ArgumentError, "page_table", pages([3, 5, 5], [2, 9, 0])),
     (ArgumentError, "page_table", pages([3, -1, 7], [2, 9, 0])),
     *((ArgumentError, "page_table", pages([3, 5, page], [2, 9, 0])) for page in (10, -2, 2**30)),
-    (ArgumentError, "context_lens", _cache(context_lens=int32(5, 13))),
-    (ArgumentError, "context_lens", _cache(context_lens=int32(-1, 9))),
-    (ArgumentError, "context_lens", _cache(max_context=8)),
-    (ShapeError, "context_lens", _cache(context_lens=int32(5))),
-    (ShapeError, "context_lens", _cache(page_table=int32(1, 2))),
-    (DTypeError, "kpe", _cache(kpe=np.ones((10, 4, 2), np.float16))),
-    (ShapeError, "kpe", _cache(kpe=np.ones((10, 5, 2), np.float32))),
-    (ShapeError, "kpe", _cache(kpe=np.ones((9, 4, 2), np.float32))),
-    (DTypeError, "ckv", _cache(ckv=np.ones((10, 4, 8), np.int32))),
-    (LayoutError, "ckv", _cache(ckv=np.ones((10, 4, 16), np.float32)[..., ::2])),
+    (ArgumentError, "context_lens", cache_case(context_lens=int32(5, 13))),
+    (ArgumentError, "context_lens", cache_case(context_lens=int32(-1, 9))),
+    (ArgumentError, "context_lens", cache_case(max_context=8)),
+    (ShapeError, "context_lens", cache_case(context_lens=int32(5))),
+    (ShapeError, "context_lens", cache_case(page_table=int32(1, 2))),
+    (DTypeError, "kpe", cache_case(kpe=np.ones((10, 4, 2), np.float16))),
+    (ShapeError, "kpe", cache_case(kpe=np.ones((10, 5, 2), np.float32))),
+    (ShapeError, "kpe", cache_case(kpe=np.ones((9, 4, 2), np.float32))),
+    (DTypeError, "ckv", cache_case(ckv=np.ones((10, 4, 8), np.int32))),
+    (LayoutError, "ckv", cache_case(ckv=np.ones((10, 4, 16), np.float32)[..., ::2])),
     (ArgumentError, "token_ids", table(token_ids=[[4, 2, 3], [0, 1, 2]])),
     (ArgumentError, "logits", table(token_ids=[[4, 2, -1], [1, 0, 2]])),  # a tie goes by the id
     (ArgumentError, "token_ids", table(token_ids=[[4, 2, -1], [0, -1, 2]])),
     (ArgumentError, "token_ids", table(token_ids=[[4, 2, -2], [0, 1, 2]])),
     *((ArgumentError, "logits", table(logits=[row, [1, 1, 0.5]])) for row in ODD_ROWS),
     (ArgumentError, "lse", table(lse=[2.5, np.inf])),
-    (DTypeError, "lse", _candidates(lse=np.array([2.5, 2.0]))),
+    (DTypeError, "lse", candidates_case(lse=np.array([2.5, 2.0]))),
     (ShapeError, "lse", table(lse=[2.5])),
-    (DTypeError, "logits", _candidates(logits=np.zeros((2, 3), np.float16))),
+    (DTypeError, "logits", candidates_case(logits=np.zeros((2, 3), np.float16))),
     (ShapeError, "logits", table(token_ids=np.zeros((2, 4)))),
-    (ArgumentError, "accepted", _result(num_accepted=(1, -1))),
-    (ArgumentError, "accepted", _result(num_accepted=(3, -1))),
-    (ArgumentError, "num_accepted", _result(num_accepted=(4, -1))),
-    (ArgumentError, "num_accepted", _result(num_accepted=(2, -2))),
-    (ArgumentError, "accepted", _result(num_accepted=(2, 0))),
-    (ArgumentError, "accepted", _result(((1, 2, 3, -1), (-1,) * 4))),
-    (ArgumentError, "accepted", _result(((0, 3, 1, -1), (-1,) * 4))),
-    (ArgumentError, "accepted", _result(((0, 2, 3, 4), (-1,) * 4), (3, -1))),
+    (ArgumentError, "accepted", result_case(num_accepted=(1, -1))),
+    (ArgumentError, "accepted", result_case(num_accepted=(3, -1))),
+    (ArgumentError, "num_accepted", result_case(num_accepted=(4, -1))),
+    (ArgumentError, "num_accepted", result_case(num_accepted=(2, -2))),
+    (ArgumentError, "accepted", result_case(num_accepted=(2, 0))),
+    (ArgumentError, "accepted", result_case(((1, 2, 3, -1), (-1,) * 4))),
+    (ArgumentError, "accepted", result_case(((0, 3, 1, -1), (-1,) * 4))),
+    (ArgumentError, "accepted", result_case(((0, 2, 3, 4), (-1,) * 4), (3, -1))),
 )
 def test_validate_rejects(container):
     container.validate()
 
 
-@pytest.mark.parametrize("container", [t6(), _cache(), _candidates(), table(), _result()])
+@pytest.mark.parametrize("container", [t6(), cache_case(), candidates_case(), table(), result_case()])
 def test_validate_takes_what_the_rejected_ones_were_made_of(container):
     assert container.validate() is container
-
-
-# ---- requests as entries, and files ----
-
-
-def batches():
-    """Return a batch of two requests of every container, the second shorter or inactive."""
-    tree = DraftTree.from_parents([[1, 2, 3], [4, -1, -1]], [[-1, 0, 0], [-1, -1, -1]])
-    tree = replace(tree, path_scores=np.array([[0, -1, -2], [0, -np.inf, -np.inf]]))
-    seen = Visibility.from_dense(np.array([np.eye(3), np.ones((3, 3))], bool), num_nodes=[3, 1])
-    candidates = table().map(lambda array: np.stack([array, array[::-1]]))
-    return [tree, seen, candidates, _cache(), _result()]
-
-
-kinds = pytest.mark.parametrize("batch", batches(), ids=lambda batch: type(batch).__name__)
-
-
-@kinds
-def test_a_batch_is_a_sequence_of_its_requests(batch):
-    assert len(batch) == 2
-    for found in (list(batch), [batch[0], batch[1]], [batch[-2], batch[np.int64(-1)]], [*batch[:1], *batch[1:]]):
-        for one, number in zip(found, range(2), strict=True):
-            assert not one.is_batched
-            assert_identical(one.validate().with_batch(), batch[number : number + 1])
-    first, _ = batch
-    assert_identical(first, batch.without_batch())
-    assert len(batch[:0]) == len(list(batch[5:])) == 0
-    assert [len(part) for part in (batch[::2], batch[:], batch[-1:])] == [1, 2, 1]
-    for part in (batch[::-1], batch[:0]):
-        assert part.is_batched
-    for field in ("ckv", "token_ids", "visibility_bits", "accepted"):
-        if hasattr(batch, field):
-            assert np.shares_memory(getattr(batch[1], field), getattr(batch, field))
-
-
-@kinds
-def test_a_batch_rejects_other_indices(batch):
-    for request, said in ((2, r"index is 2, expected a request in -2\.\.1"), (-3, "index is -3"), (10**30, "index")):
-        with pytest.raises(RequestIndexError, match=said):
-            batch[request]
-    with pytest.raises(IndexError, match="none, as the batch is empty"):
-        batch[:0][0]
-    for request in ("0", 1.0, None, (0, 1), [0]):
-        with pytest.raises(DTypeError, match=r"\[\.\.\.\]: the index is \w+, expected an integer or a slice"):
-            batch[request]
-
-
-@kinds
-def test_a_container_without_requests_says_how_to_get_one(batch):
-    one = batch[0]
-    for use in (len, iter, list, lambda found: found[0], lambda found: found[:1]):
-        with pytest.raises(ShapeError, match=r"no request axis, expected a batch; \.with_batch\(\)"):
-            use(one)
-    assert len(one.with_batch()) == 1  # the advice
-    assert_identical(one.with_batch()[0], one)
-    assert bool(one) is bool(batch) is bool(batch[:0]) is True  # `if tree:` asks whether there is one
-
-
-@kinds
-def test_load_is_identical_to_what_was_saved(batch, tmp_path):
-    for number, container in enumerate((batch, batch[1], batch[:0])):
-        path = tmp_path / f"{number}.of any name"
-        container.save(path)
-        found = type(batch).load(str(path))
-        assert_identical(found, container)
-        assert all(array.flags.c_contiguous for array in vars(found).values() if isinstance(array, np.ndarray))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16"])
-def test_load_keeps_every_dtype_of_a_cache(tmp_path, dtype):
-    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    rows = np.random.default_rng(0).standard_normal((5, 9)).astype(dtype)
-    kv = replace(PagedKV.from_dense(rows[:, :6], rows[:, 6:], page_size=2), max_context=5)
-    kv.save(tmp_path / "kv")
-    assert_identical(PagedKV.load(tmp_path / "kv"), kv)
-    assert PagedKV.load(tmp_path / "kv").max_context == 5
-
-
-@given(tree=draft_trees(), found=visibilities(), kv=paged_caches(), candidates=candidate_tables())
-def test_load_is_identical_to_any_container(tmp_path_factory, tree, found, kv, candidates):
-    path = tmp_path_factory.getbasetemp() / "any.npz"
-    for container in (tree, found, kv, candidates):
-        container.save(path)
-        assert_identical(type(container).load(path), container)
-
-
-def test_load_rejects_other_containers_and_wrong_ones(tmp_path):
-    path = tmp_path / "tree.npz"
-    with pytest.raises(WeightsError, match=r"tree\.npz: no such DraftTree file"):
-        DraftTree.load(path)
-    t6().save(path)
-    with pytest.raises(WeightsError, match=r"tree\.npz: holds 'DraftTree', expected 'PagedKV'"):
-        PagedKV.load(path)
-    np.savez(path, **{name: array for name, array in vars(t6()).items() if array is not None})
-    with pytest.raises(WeightsError, match=r"tree\.npz: not a DraftTree file of format ddtree-container-1"):
-        DraftTree.load(path)
-    with pytest.raises(DTypeError, match=r"DraftTree\.load: `max_bytes` is '9', expected an integer"):
-        DraftTree.load(path, max_bytes="9")
-
-
-def test_load_says_how_to_allow_more_memory(tmp_path):
-    path = tmp_path / "kv.npz"
-    kv = PagedKV.allocate(1 << 17)  # zeros, which take little of the file
-    kv.save(path)
-    with pytest.raises(WeightsError, match=r"expected at most [\d,]+; PagedKV\.load\(path, max_bytes=\.\.\.\) allows"):
-        PagedKV.load(path)
-    assert_identical(PagedKV.load(path, max_bytes=1 << 30), kv)
-
-
-def test_save_writes_nothing_that_validate_refuses(tmp_path):
-    path = tmp_path / "tree.npz"
-    path.write_bytes(b"old")
-    with pytest.raises(DDTreeError, match="depths"):
-        replace(t6(), depths=t6().depths + 1).save(path)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # ---- how containers print ----
@@ -595,9 +440,9 @@ def test_containers_are_frozen_and_compare_by_identity():
 def test_containers_print_their_sizes():
     assert repr(t6()) == "DraftTree(num_nodes=6, depth=2)"
     assert repr(t6().with_batch()) == "DraftTree(batch=1, capacity=6)"
-    assert repr(_candidates()) == "Candidates(draft_len=2, per_depth=3)"
+    assert repr(candidates_case()) == "Candidates(draft_len=2, per_depth=3)"
     assert repr(Visibility.from_dense(np.ones((2, 5, 5), bool))) == "Visibility(batch=2, capacity=5)"
-    assert repr(_cache()) == "PagedKV(batch=2, num_pages=10, page_size=4, head_dim_ckv=8, head_dim_kpe=2, float32)"
-    assert repr(_result().without_batch()) == "AcceptResult(accepted=[0, 1, 3], num_accepted=2, bonus_token=7)"
-    assert repr(_result()) == "AcceptResult(shape=(2, 4))"
+    assert repr(cache_case()) == "PagedKV(batch=2, num_pages=10, page_size=4, head_dim_ckv=8, head_dim_kpe=2, float32)"
+    assert repr(result_case().without_batch()) == "AcceptResult(accepted=[0, 1, 3], num_accepted=2, bonus_token=7)"
+    assert repr(result_case()) == "AcceptResult(shape=(2, 4))"
     assert repr(DraftTree.from_parents([-1, -1], [-1, -1])) == "DraftTree(num_nodes=0, depth=0)"
