@@ -30,7 +30,7 @@ class CacheFacts:
         Which checks the cache has passed; see the preparations that ask.
     """
 
-    __slots__ = ("_bytes", "_last", "bounds", "checked", "dtype", "is_aligned", "places", "widths")
+    __slots__ = ("_bytes", "_last", "_lens_offset", "bounds", "checked", "dtype", "is_aligned", "places", "widths")
 
     def __init__(self, kv: PagedKV) -> None:
         ckv, kpe, itemsize = kv.ckv, kv.kpe, kv.ckv.dtype.itemsize
@@ -50,7 +50,7 @@ class CacheFacts:
             max_pages=kv.page_table.shape[-1],
             max_context=kv.max_context,
         )
-        self._bytes = packed.tobytes()
+        self._bytes, self._lens_offset = packed.tobytes(), layout.offset_of("context_lens")
         self._last: tuple[int, Array] = (-1, None)
         self.places = tuple(Place.of(array) for array in (ckv, kpe, kv.page_table))
         self.bounds = tuple(place.bounds for place in self.places)
@@ -65,12 +65,9 @@ class CacheFacts:
         """Return the bytes of the struct with the lengths at an address."""
         if address != self._last[0]:
             changed = bytearray(self._bytes)
-            struct.pack_into("Q", changed, _LENS_OFFSET, address)
+            struct.pack_into("Q", changed, self._lens_offset, address)
             self._last = address, np.frombuffer(bytes(changed), f"V{len(changed)}")
         return self._last[1]
-
-
-_LENS_OFFSET = 24  # of context_lens, the fourth pointer
 
 
 def facts_of(kv: PagedKV) -> CacheFacts:

@@ -57,7 +57,7 @@ class Form:
         if self.kind is not None:
             if not isinstance(out, self.kind):
                 raise DTypeError(f"{function}: `out` is {type(out).__name__}, expected {self.kind.__name__}")
-            for name in vars(out).get("_copied", ()):
+            for name in out.copied:
                 raise DTypeError(
                     f"{function}: `out.{name}` is a copy that {self.kind.__name__} made of what it was given, expected "
                     f"an array of its dtype, which this call writes"

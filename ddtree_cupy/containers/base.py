@@ -39,9 +39,9 @@ class Arrays:
     """A frozen dataclass whose fields are arrays (or None, or host integers).
 
     Numbers on the host in any form become NumPy arrays, integers of the dtype of their field after a check by value,
-    except in the pages of a cache, which functions write: those must be arrays as they are. `_copied` names the arrays
-    that are copies, which are not the memory that the caller gave. A container of lists and numbers is validated; one
-    of arrays is not, as `validate()` reads their values. A batch is a sequence of its requests.
+    except in the pages of a cache, which functions write: those must be arrays as they are. A container of lists and
+    numbers is validated; one of arrays is not, as `validate()` reads their values. A batch is a sequence of its
+    requests.
     """
 
     def __post_init__(self) -> None:
@@ -81,8 +81,14 @@ class Arrays:
             return array
         cast = array if dtype is None else as_int32(kind, name, array, dtype)
         if cast is not array or not shares_memory(value):
-            vars(self)["_copied"] = (*vars(self).get("_copied", ()), name)
+            vars(self)["_copied"] = (*self.copied, name)
         return cast
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """The arrays, by name, that are copies of what the caller gave, who would not see what is written to them."""
+        names: tuple[str, ...] = vars(self).get("_copied", ())
+        return names
 
     def map(self, function: Callable[[Array], Array]) -> Self:
         """Return the container of `function` of every array; host integers and None stay.

@@ -161,7 +161,7 @@ def from_torch(value: Any, kind: type | None = None, *, xp: Any = np) -> Any:
             f"{', '.join(names)}"
         )
     made: Any = kind(**{field.name: _field(field, value[field.name], xp) for field in fields(kind)})
-    for name in vars(made).get("_copied", ()):
+    for name in made.copied:
         given, wanted = str(value[name].dtype).removeprefix("torch."), getattr(made, name).dtype
         raise DTypeError(
             f"from_torch: `{name}` has dtype {given}, expected {wanted}, since nothing is copied; "

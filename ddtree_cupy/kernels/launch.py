@@ -162,8 +162,6 @@ class Kernel:
             except OverflowError:
                 raise ArgumentError(f"{self.spec.label}: `{name}` is {value}, too large for {arg.dtype}") from None
             except (TypeError, ValueError):
-                kind, wanted = (
-                    type(value).__name__,
-                    arg.dtype or f"a mapping of {', '.join(f.name for f in arg.fields)}",
-                )
+                kind = type(value).__name__
+                wanted = arg.dtype or f"a mapping of {', '.join(field.name for field in arg.fields)}"
                 raise DTypeError(f"{self.spec.label}: `{name}` is a {kind}, expected {wanted}") from None

@@ -52,12 +52,12 @@ class Plan:
 
     def launches(self, backend: str, values: Mapping[str, Any]) -> list[Callable[[], None]]:
         """Return one function for each launch, all arguments in place."""
-        return [partial(launch.start, *launch.sizes(values)) for launch in self._prepared(backend)]
+        return [partial(launch.start, *launch.arguments(values)) for launch in self._prepared(backend)]
 
     def run(self, backend: str, values: Mapping[str, Any]) -> None:
         """Launch everything; `values` holds inputs, results and scratch, which the caller has checked."""
         for launch in self._prepared(backend):
-            launch.start(*launch.sizes(values))
+            launch.start(*launch.arguments(values))
 
     def allocate_and_run(self, function: str, backend: str, **inputs: Any) -> dict[str, Any]:
         """Run with fresh arrays; return the results by name."""
@@ -92,8 +92,8 @@ class _Launch:
                 self._open.append((place, names.get(name, name), convert))
         self._constants = constants
 
-    def sizes(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return grid, block, arguments and dynamic shared memory of one launch."""
+    def arguments(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return what `start` takes: grid, block, the kernel's arguments, and dynamic shared memory in bytes."""
         args = self._template.copy()
         for place, name, convert in self._open:
             if name in values:
@@ -101,7 +101,7 @@ class _Launch:
                 args[place] = value if convert is None else convert(value)
             else:  # a struct, of which the call brings the members
                 layout = self._structs[name]
-                given = {member: values.get(member, self._constants.get(member)) for member in layout.members}
-                args[place] = layout.pack(**given)
+                known = {**self._constants, **values}
+                args[place] = layout.pack(**{member: known[member] for member in layout.members})
         step = self._step
         return step.grid, step.block, tuple(args), step.shared_bytes

@@ -52,10 +52,16 @@ class StructLayout:
             if not code:
                 raise CompileError(f"struct {name}: `{field}` is not supported, expected pointers and plain numbers")
             codes.append(f"{field.count}{code}" if field.count > 1 else code)
+        self._codes = codes
         widest = max((code[-1] for code in codes), key=struct.calcsize, default="b")
         self._packer = struct.Struct(f"@{''.join(codes)}0{widest}")
         self.nbytes = self._packer.size
         self._dtype = np.dtype(f"V{self.nbytes}")
+
+    def offset_of(self, member: str) -> int:
+        """Return where a pointer begins, in bytes."""
+        before = "".join(self._codes[: self.members.index(member)])
+        return struct.calcsize(f"@{before}0Q")
 
     def pack(self, **values: Any) -> Array:
         """Return the struct as one NumPy element of bytes, which a launch takes.
