@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
+_FOLDER = "/kernel"  # stands for the working folder of the compiler, whatever that is, in debugging information
 _SEAL_BYTES = hashlib.sha256().digest_size
 _SANITIZE_FLAGS = {
     "": (),
@@ -25,9 +27,10 @@ _SANITIZE_FLAGS = {
     "asan+ubsan": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
     "tsan": ("-fsanitize=thread",),
 }
+# DWARF 4, since binutils before 2.40 misread the files of DWARF 5.
 # No fused multiply-add unless the kernel asks for one, so that results do not depend on the optimiser.
 _FLAGS = (
-    *("-std=c++17", "-O2", "-g1", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
+    *("-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing"),
     *("-ffp-contract=off", "-fno-math-errno", "-fsigned-char", "-w", "-Wno-psabi"),
     "-Wl,--no-as-needed",  # bind every kernel to the runtime, whose launch function Python finds through it
 )
@@ -153,13 +156,15 @@ def _check_preloaded(kind: str) -> None:
             )
 
 
-def build(text: str, options: tuple[str, ...]) -> Path:
+def build(text: str, options: tuple[str, ...], *, counts_steps: bool = False) -> Path:
     """Compile one translated source, or find it in the cache; return the shared library.
 
     Safe for concurrent processes: everything is written under another name and moved into place.
     """
     compiler, kind = find_compiler(), env.sanitizer()
     _check_preloaded(kind)
+    if counts_steps:
+        options = (*options, "-O0", "-fsanitize-coverage=trace-pc")  # optimised, a loop may be without a block
     try:
         return _build(text, options, compiler, kind)
     except OSError as error:
@@ -193,7 +198,7 @@ def _build_runtime(compiler: Compiler, kind: str, folder: Path) -> Path:
         flags.append("-DEMU_UCONTEXT")
     library = folder / f"runtime-{_digest(_runtime_text(), compiler.version, *flags)}.so"
     if not _is_usable(library):
-        sources = [RUNTIME / "emu_runtime.cpp", RUNTIME / "emu_sync.cpp"]
+        sources = sorted(RUNTIME.glob("*.cpp"))
         _compile(compiler, flags, sources, library, [f"-Wl,-soname,{library.name}"])
     return library
 
@@ -236,7 +241,17 @@ def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: 
     handle, aside = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
     os.close(handle)
     try:
-        result = _call([compiler.path, *flags, *map(str, sources), "-o", aside, *link])
+        result = _call(
+            [
+                compiler.path,
+                *flags,
+                f"-fdebug-prefix-map={os.getcwd()}={_FOLDER}",
+                *map(str, sources),
+                "-o",
+                aside,
+                *link,
+            ]
+        )
         if result.returncode:
             raise CompileError(
                 f"{_first_error(result.stderr)}\n  compiled for the CPU emulator by {compiler.version}, "
@@ -261,6 +276,18 @@ def static_shared_bytes(library: Path) -> dict[str, dict[str, int]]:
         owner, _, name = symbol.replace("(anonymous namespace)::", "").replace("[abi:emu_shared]", "").rpartition("::")
         found.setdefault(owner, {})[name] = int(size, 16)
     return found
+
+
+def places(library: Path, offsets: Sequence[int]) -> list[tuple[str, int]]:
+    """Return file and line of places in the code of a library, calls that were inlined included, innermost first.
+
+    Without `addr2line`, which comes with g++, there are none.
+    """
+    if not offsets or shutil.which("addr2line") is None:
+        return []
+    lines = _call(["addr2line", "-i", "-e", str(library), *map(hex, offsets)]).stdout.splitlines()
+    found = [re.match(rf"(?:{_FOLDER}/)?(.*):(\d+)", line) for line in lines]
+    return [(match[1], int(match[2])) for match in found if match]
 
 
 def _first_error(log: str) -> str:

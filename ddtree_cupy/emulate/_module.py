@@ -1,7 +1,8 @@
 """`Module`: a CUDA source compiled for the CPU, with the interface of `cupy.RawModule`."""
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
 from ddtree_cupy.emulate._build import build, static_shared_bytes
-from ddtree_cupy.emulate._native import NativeKernel, NativeModule
+from ddtree_cupy.emulate._fault import error_of, raise_for
+from ddtree_cupy.emulate._native import NativeKernel, NativeModule, Stopped
 from ddtree_cupy.emulate._state import checked_seed, current_seed, cuts_sums
 from ddtree_cupy.emulate._translate import kernel_names, shared_alignment, translate
 from ddtree_cupy.errors import ArgumentError, CompileError, UnsupportedError
@@ -84,10 +86,16 @@ class Module:
         self.flush_subnormals = flush_subnormals
         names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
         self._shared_alignment = shared_alignment(code)
-        library = build(translate(code, names, name=self.name), _compiler_options(options))
+        self._text, self._options = translate(code, names, name=self.name), _compiler_options(options)
+        library = build(self._text, self._options)
         self._native = NativeModule(library)
         if self._native.static_bytes > MAX_STATIC_SHARED_BYTES:  # of all kernels together
             _check_static_shared(self.name, static_shared_bytes(library))
+
+    @functools.cached_property
+    def _counting(self) -> NativeModule:
+        """The module compiled so that it counts basic blocks."""
+        return NativeModule(build(self._text, self._options, counts_steps=True))
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -145,26 +153,44 @@ class Function:
         EmulatorError
             The kernel made a fault; the message has block, thread and source line.
         """
-        sizes = _dimensions("grid", grid)
-        threads = _dimensions("block", block)
+        schedule = None if seed is None else checked_seed(self.name, seed)
+        try:
+            self._launch(grid, block, tuple(args), shared_mem, schedule, strided, {})
+        except Stopped as stopped:
+            raise_for(error_of(self.name, stopped, args, {}))
+
+    def _launch(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared_mem: int,
+        seed: int | None,
+        strided: bool,
+        settings: Mapping[str, int],
+    ) -> None:
+        """Check everything and run; raise `Stopped` for a fault. `settings` are further fields of `_native.Launch`."""
+        sizes, threads = _dimensions("grid", grid), _dimensions("block", block)
         if not isinstance(shared_mem, int | np.integer) or not 0 <= shared_mem <= MAX_SHARED_BYTES:
             raise UnsupportedError(f"{self.name}: {shared_mem} bytes of shared memory, at most {MAX_SHARED_BYTES}")
-        schedule = current_seed() if seed is None else checked_seed(self.name, seed)
-        pointers, keep = pack(self.name, self.parameters, tuple(args), strided=strided)
+        pointers, keep = pack(self.name, self.parameters, args, strided=strided)
         if 0 in sizes:
             return
-        self.last_switches = self.module._native.launch(
-            self._kernel,
+        module = self.module
+        native = module._counting if settings.get("max_steps") else module._native
+        self.last_switches = native.launch(
+            native.kernels[self.name],
             sizes,
             threads,
             shared_mem,
             pointers,
-            shared_alignment=self.module._shared_alignment,
-            seed=schedule,
-            strict=self.module.strict,
-            flush_subnormals=self.module.flush_subnormals,
+            shared_alignment=module._shared_alignment,
+            seed=current_seed() if seed is None else seed,
+            strict=module.strict,
+            flush_subnormals=module.flush_subnormals,
             cut_sums=cuts_sums(),
-        )
+            **settings,
+        ).switches
         del keep
 
 

@@ -10,6 +10,23 @@ from ddtree_cupy.errors import EmulatorError
 LAUNCH_LOCK = threading.RLock()
 
 
+class Fault(ctypes.Structure):
+    """`emu_fault` of emu_runtime.h."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("signal", ctypes.c_int),
+        ("code", ctypes.c_int),
+        ("is_write", ctypes.c_uint),
+        ("is_stack", ctypes.c_uint),
+        ("address", ctypes.c_uint64),
+        ("shared_offset", ctypes.c_int64),
+        ("shared_bytes", ctypes.c_uint64),
+        ("num_places", ctypes.c_uint),
+        ("places", ctypes.c_uint64 * 16),
+    )
+
+
 class Launch(ctypes.Structure):
     """`emu_launch` of emu_runtime.h."""
 
@@ -27,6 +44,10 @@ class Launch(ctypes.Structure):
         ("error", ctypes.c_char_p),
         ("error_bytes", ctypes.c_uint64),
         ("switches", ctypes.c_uint64),
+        ("guard_shared", ctypes.c_uint),
+        ("max_steps", ctypes.c_uint64),
+        ("timeout_ns", ctypes.c_uint64),
+        ("fault", Fault),
     )
 
 
@@ -52,10 +73,32 @@ class NativeKernel(ctypes.Structure):
     )
 
 
+SIGNAL, STEPS, TIMEOUT, INTERRUPT = 1, 2, 3, 4  # kinds of a fault
+
+
+class Stopped(Exception):
+    """A launch that did not reach its end.
+
+    Attributes
+    ----------
+    text : str
+        Block, thread and what the runtime has seen.
+    fault : Fault
+        Its kind is 0 where `text` says all.
+    library : path
+        In which the places of the fault are.
+    """
+
+    def __init__(self, text: str, fault: Fault, library: Path) -> None:
+        super().__init__(text)
+        self.text, self.fault, self.library = text, fault, library
+
+
 class NativeModule:
     """A compiled module: its kernel table, and how to launch with the runtime it is bound to."""
 
     def __init__(self, library: Path) -> None:
+        self.path = library
         try:
             with LAUNCH_LOCK:
                 self.library = ctypes.CDLL(str(library))
@@ -84,30 +127,20 @@ class NativeModule:
         block: tuple[int, int, int],
         shared_mem: int,
         arguments: "ctypes.Array[ctypes.c_void_p]",
-        *,
-        shared_alignment: int,
-        seed: int,
-        strict: bool,
-        flush_subnormals: bool,
-        cut_sums: bool,
-    ) -> int:
-        """Run the kernel to its end and return the number of thread switches; raise EmulatorError for a fault."""
+        **settings: int,
+    ) -> Launch:
+        """Run the kernel to its end; raise `Stopped` for a fault. `settings` are further fields of `Launch`."""
         with LAUNCH_LOCK:
             launch = Launch(
-                (ctypes.c_uint * 3)(*grid),
-                (ctypes.c_uint * 3)(*block),
-                shared_mem,
-                shared_alignment,
-                *self._static,
-                seed,
-                strict,
-                flush_subnormals,
-                cut_sums,
-                ctypes.cast(self._error, ctypes.c_char_p),
-                len(self._error),
-                0,
+                grid=(ctypes.c_uint * 3)(*grid),
+                block=(ctypes.c_uint * 3)(*block),
+                shared_bytes=shared_mem,
+                static_begin=self._static[0],
+                static_end=self._static[1],
+                error=ctypes.cast(self._error, ctypes.c_char_p),
+                error_bytes=len(self._error),
+                **settings,
             )
-            if self._run(ctypes.byref(launch), kernel.thunk, arguments):
-                name = kernel.name.decode()
-                raise EmulatorError(f"{name}: {self._error.value.decode(errors='replace')}")
-            return int(launch.switches)
+            if self._run(ctypes.byref(launch), kernel.thunk, arguments) or launch.fault.kind == INTERRUPT:
+                raise Stopped(self._error.value.decode(errors="replace"), launch.fault, self.path)
+            return launch

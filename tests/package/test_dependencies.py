@@ -28,7 +28,7 @@ ALLOWED = {
     "containers": CONTAINERS | {"_files", "_terminal"},
     "kernels": {"errors", "_arrays", "_check", "_overlap"},
     "compile_check": {"errors", "_terminal", "kernels"},
-    "emulate": {"errors", "_arrays", "_check", "kernels"},
+    "emulate": {"errors", "_arrays", "_check", "_overlap", "kernels"},
     "_cache_struct": {"_overlap", "containers", "kernels"},
     "_call": {"errors", "_arrays", "_check", "kernels", "emulate"},
     "_bind": {"errors", "_call"},

@@ -41,7 +41,8 @@ extern "C" void __tsan_release(void*);
 namespace emu_rt {
 
 constexpr size_t kStackBytes = 256 * 1024;  // address space only; a page below it is protected
-constexpr size_t kGuardBytes = 4096 * 16;   // 64 KiB: also right for large-page kernels
+constexpr size_t kPageBytes = 4096 * 16;  // a whole number of pages, of 64 KiB at most
+constexpr size_t kGuardBytes = kPageBytes;   // 64 KiB: also right for large-page kernels
 
 enum class State : unsigned char { ready, block_barrier, named_barrier, warp_op, condition, done };
 

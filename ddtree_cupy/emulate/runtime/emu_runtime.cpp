@@ -147,6 +147,33 @@ void enter_block(Block& block) {
   emu_ctx.dynamic_shared = block.dynamic_shared;
 }
 
+// Gives a block dynamic shared memory; false where there is no memory.
+static bool allocate_shared(Block& block) {
+  const emu_launch& l = *S.launch;
+  if (l.guard_shared == kGuardNone) {
+    if (posix_memalign(&block.allocated, 2 * l.shared_alignment, l.shared_alignment + l.shared_bytes)) {
+      block.allocated = nullptr;
+      return false;
+    }
+#if defined(EMU_ASAN)
+    __asan_poison_memory_region(block.allocated, l.shared_alignment);  // so that s[-1] is reported
+#endif
+    block.dynamic_shared = static_cast<char*>(block.allocated) + l.shared_alignment;
+    return true;
+  }
+  if (!block.guarded) {
+    void* pages = mmap(nullptr, guarded_bytes() + 2 * kPageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) return false;
+    block.guarded = static_cast<char*>(pages) + kPageBytes;
+    mprotect(block.guarded, guarded_bytes(), PROT_READ | PROT_WRITE);
+  }
+  char* last = block.guarded + guarded_bytes();
+  size_t bytes = l.shared_bytes;
+  if (l.guard_shared == kGuardAlignedEnd) bytes = (bytes + l.shared_alignment - 1) & ~(l.shared_alignment - 1);
+  block.dynamic_shared = l.guard_shared == kGuardStart ? block.guarded : last - bytes;
+  return true;
+}
+
 // Makes every thread of a block ready to run.
 static bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
   const emu_launch& l = *S.launch;
@@ -157,16 +184,11 @@ static bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
   block.static_shared.assign(l.static_end - l.static_begin, char(0xFF));
   if (S.loaded == &block) S.loaded = nullptr;
   if (l.shared_bytes) {
-    if (posix_memalign(&block.allocated, 2 * l.shared_alignment, l.shared_alignment + l.shared_bytes)) {
-      block.allocated = nullptr;
+    if (!allocate_shared(block)) {
       snprintf(l.error, l.error_bytes, "no memory for %llu bytes of dynamic shared memory",
                (unsigned long long)l.shared_bytes);
       return false;
     }
-#if defined(EMU_ASAN)
-    __asan_poison_memory_region(block.allocated, l.shared_alignment);  // so that s[-1] is reported
-#endif
-    block.dynamic_shared = static_cast<char*>(block.allocated) + l.shared_alignment;
     fill_poison(static_cast<char*>(block.dynamic_shared), l.shared_bytes);
   }
   B = &block;
@@ -241,6 +263,7 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   emu_ctx.cut_sums = l.cut_sums;
 
   FlushSubnormals flush(l.flush_subnormals);
+  FaultHandlers handlers;
   uint64_t begun = 0;
   while (!S.failed) {
     for (unsigned i = 0; i < S.num_blocks && begun < blocks && !S.failed; ++i)
@@ -249,7 +272,11 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
     run_blocks();
     if (!S.failed) end_block(*B);
   }
-  for (Block& block : S.blocks) end_block(block);
+  for (Block& block : S.blocks) {
+    end_block(block);
+    if (block.guarded) munmap(block.guarded - kPageBytes, guarded_bytes() + 2 * kPageBytes);
+    block.guarded = nullptr;
+  }
   l.switches = S.switches;
 #if defined(EMU_TSAN)
   if (S.failed)  // their shadow call stacks are in the middle of the kernel
@@ -259,6 +286,7 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
         fiber.tsan = nullptr;
       }
 #endif
+  if (S.stop == kFaultInterrupt) l.fault.kind = kFaultInterrupt;  // also where it came too late to end the launch
   return S.failed;
 }
 

@@ -30,6 +30,22 @@ struct emu_context {
 };
 EMU_API emu_context emu_ctx;
 
+// How a launch was ended from outside the kernel's own code: by a signal or a limit.
+struct emu_fault {
+  int kind;              // 0: it was not; else one of emu_fault_kind
+  int signal, code;      // of a signal, as in siginfo_t
+  unsigned is_write, is_stack;
+  uint64_t address;      // that could not be accessed
+  int64_t shared_offset;  // of it in dynamic shared memory, if a page beside that was hit
+  uint64_t shared_bytes;  // 0 else
+  unsigned num_places;
+  uint64_t places[16];   // offsets into the library of the kernel, the innermost call first
+};
+// Where dynamic shared memory lies: anywhere; directly in front of a protected page, there at a multiple of 16 or of the
+// declared alignment; directly behind a protected page.
+enum emu_guard { kGuardNone, kGuardEnd, kGuardAlignedEnd, kGuardStart };
+enum emu_fault_kind { kFaultSignal = 1, kFaultSteps, kFaultTimeout, kFaultInterrupt };
+
 // One launch, filled by Python (ctypes twin: emulate/_native.py).
 struct emu_launch {
   unsigned grid[3], block[3];
@@ -43,6 +59,10 @@ struct emu_launch {
   char* error;                 // message out
   uint64_t error_bytes;
   uint64_t switches;           // fiber switches done, out
+  unsigned guard_shared;       // one of emu_guard
+  uint64_t max_steps;          // basic blocks that may run, in a module that counts them; 0: any number
+  uint64_t timeout_ns;         // CPU time that the launch may take; 0: any
+  emu_fault fault;             // out
 };
 typedef void (*emu_thunk)(void** args);
 EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args);  // 0 or, with `error` filled, 1

@@ -49,6 +49,7 @@ struct Block {
   NamedBarrier named[16];
   std::vector<char> static_shared;        // while another block is in its place
   void *allocated = nullptr, *dynamic_shared = nullptr;
+  char* guarded = nullptr;                // the first page of dynamic shared memory that has protected pages around it
 };
 
 struct Scheduler {
@@ -65,9 +66,13 @@ struct Scheduler {
   Fiber host;
   HostStack host_stack;
   char start_tag = 0, done_tag = 0, barrier_tag = 0;  // addresses that order threads for TSan
+  uint64_t steps_left = 0;
+  volatile int stop = 0;     // an emu_fault_kind: the launch is to end as soon as that is safe
 };
 extern Scheduler S;
 extern Block* B;  // the block that runs
+
+inline size_t guarded_bytes() { return (S.launch->shared_bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 inline uint64_t next_random() {
   S.random_state ^= S.random_state << 13;
@@ -155,9 +160,18 @@ inline bool is_fair() { return B->fair != bool(S.switches >> 20 & 1); }
 
 void enter_block(Block& block);  // emu_runtime.cpp
 
+// emu_fault.cpp: signals and limits.
+[[noreturn]] void stop_here(emu_where where);  // ends the launch for the reason in S.stop
+class FaultHandlers {                           // in place while a launch runs
+ public:
+  FaultHandlers();
+  ~FaultHandlers();
+};
+
 // Gives way after the current fiber was marked as waiting; returns when it is ready again.
 inline void yield() {
   Fiber& me = *S.current;
+  if (S.stop) stop_here(me.where);
   bool random = emu_ctx.random_schedule;
   if (random && B->waiting_on_condition && (next_random() & 3) == 0) poll_conditions();
   unsigned from = 0;
