@@ -3,11 +3,13 @@
 Every CUDA thread of a block is a fiber with its own stack; blocks run one after another, or two at a time. Between two
 synchronisation points a thread is never interrupted. At each of them a seed decides which thread continues, fairly or
 not, which fuzzes the schedule (see `active`). Shared memory is filled with 0xFF (NaN, -1) before each block. Misuse of
-barriers and warp operations is reported as `EmulatorError` with block, thread and source line; sanitizers find the rest
+barriers and warp operations, wild pointers, traps and full stacks are reported as `EmulatorError` with block, thread
+and source line, and Python goes on; `check` guards every array, too, and ends endless loops; sanitizers find the rest
 (`sanitizer_environment`).
 
     active(seed=0)                  with-block: NumPy arrays run the library's kernels here
     Module(code_or_path, ...)       your own `.cu`, with the interface of cupy.RawModule
+    check(kernel, grid, block, args)  one launch on guarded copies of the arrays
     available()                     (True, "") or (False, why not)
     sanitizer_environment(kind)     variables for a child process under asan, ubsan, asan+ubsan or tsan (g++)
     sparse_array(shape, dtype)      huge arrays that take memory only where they are touched
@@ -28,13 +30,13 @@ What it is not
 - Inline PTX needs a host twin under `#ifdef DDTREE_EMULATE`, as in `cuda_src/common/ptx.cuh`; `emu_runtime.h` and
   `emu_async.h` in `runtime/` offer what twins need. CUB, cooperative groups, `mma.h` and textures are absent, as are
   `__shared__` objects with constructors and dynamic shared memory declared outside a function.
-- A stack overflow (256 KiB per thread) or a wild pointer ends the process, as in all C++ code; an endless loop cannot
-  be interrupted.
+- A pointer that is wrong, but leads into memory of this process, is found by `check` and sanitizers alone.
 - One launch at a time per process. Linux on x86-64; aarch64 through `ucontext`, slower.
 """
 
 from ddtree_cupy.emulate._build import find_compiler as _find_compiler
 from ddtree_cupy.emulate._build import sanitizer_environment, unsupported_reason
+from ddtree_cupy.emulate._checked_launch import check
 from ddtree_cupy.emulate._module import Function, Module
 from ddtree_cupy.emulate._sparse import sparse_array
 from ddtree_cupy.emulate._state import active, current_seed, is_active
@@ -44,6 +46,7 @@ __all__ = [
     "Module",
     "active",
     "available",
+    "check",
     "compiler",
     "current_seed",
     "is_active",

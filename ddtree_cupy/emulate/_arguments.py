@@ -50,6 +50,32 @@ def _bfloat16() -> np.dtype[Any]:
     return dtype
 
 
+def from_numbers(kernel: str, parameters: tuple[Parameter, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments, Python numbers as scalars of the kernel's types; raise where one does not fit."""
+    return (
+        tuple(
+            _from_number(f"{kernel}: argument {i}", value, parameter) if isinstance(value, int | float) else value
+            for i, (value, parameter) in enumerate(zip(args, parameters, strict=False))
+        )
+        + args[len(parameters) :]
+    )
+
+
+def _from_number(name: str, value: Any, parameter: Parameter) -> Any:
+    dtype = parameter.dtype
+    if parameter.is_pointer or dtype is None or isinstance(value, np.generic):
+        return value
+    if dtype.kind == "b" and not isinstance(value, bool):
+        raise DTypeError(f"{name} is {value!r}, the kernel takes {parameter}")
+    if dtype.kind in "iu":
+        if not isinstance(value, int):
+            raise DTypeError(f"{name} is {value!r}, the kernel takes {parameter}")
+        limits = np.iinfo(dtype)
+        if not limits.min <= value <= limits.max:
+            raise ArgumentError(f"{name} is {value}, which does not fit {parameter}: {limits.min}..{limits.max}")
+    return dtype.type(value)
+
+
 def pack(kernel: str, parameters: tuple[Parameter, ...], args: tuple[Any, ...], *, strided: bool) -> tuple[Any, Any]:
     """Return (`void**`, objects to keep alive during the launch); raise for arguments that a GPU would misread."""
     if len(args) != len(parameters):

@@ -1,13 +1,13 @@
 """Huge arrays that take memory only where they are touched."""
 
 import math
-import mmap
 import sys
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ddtree_cupy.emulate.guard import GuardedMemory
 from ddtree_cupy.errors import ArgumentError, UnsupportedError
 
 
@@ -31,6 +31,7 @@ def sparse_array(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]
     -----
     The address space comes from an anonymous private `mmap` without swap reservation. Reading an untouched page gives
     zeros (and maps a shared zero page); `array.fill`, `copy` or a comparison over the whole array touches all of it.
+    A kernel that leaves the array meets a protected page, so `check` uses it in place.
 
     Examples
     --------
@@ -48,6 +49,4 @@ def sparse_array(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]
     count = math.prod(sizes)
     if count == 0:
         return np.zeros(sizes, element)
-    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)
-    memory = mmap.mmap(-1, count * element.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
-    return np.frombuffer(memory, element, count).reshape(sizes)
+    return np.asarray(GuardedMemory(count * element.itemsize)).view(element).reshape(sizes)
