@@ -10,11 +10,12 @@ import numpy as np
 from ddtree_cupy.errors import ArgumentError, DTypeError
 
 _SEED: ContextVar[int | None] = ContextVar("ddtree_cupy_emulate_seed", default=None)
+_GUARD: ContextVar[bool] = ContextVar("ddtree_cupy_emulate_guard", default=False)
 _CUT_SUMS: ContextVar[bool] = ContextVar("ddtree_cupy_emulate_cut_sums", default=False)
 
 
 @contextmanager
-def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
+def active(seed: int = 0, *, cut_sums: bool = False, guard: bool = False) -> Iterator[None]:
     """Run the CUDA kernels on the CPU for NumPy arrays, inside a `with` block.
 
     Parameters
@@ -29,11 +30,14 @@ def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
     cut_sums : bool
         Whether matrix instructions cut sums off as the tensor cores of an H200 do (`testing.tensor_core_matmul` has
         the rule); without it each product of 16 terms is exact until it is rounded and added.
+    guard : bool
+        Whether the library's functions get memory for results and scratch that ends at a page which cannot be
+        accessed, so that a kernel which leaves it is an `EmulatorError`. `check` guards the arrays of one's own kernel.
 
     Raises
     ------
     DTypeError, ArgumentError
-        `seed` is not an integer, or not in 0 <= seed < 2**64; `cut_sums` is not a bool.
+        `seed` is not an integer, or not in 0 <= seed < 2**64; `cut_sums` or `guard` is not a bool.
     UnsupportedError
         There is no C++ compiler, or the system is not Linux; see `available`.
 
@@ -50,15 +54,17 @@ def active(seed: int = 0, *, cut_sums: bool = False) -> Iterator[None]:
     from ddtree_cupy.emulate._build import find_compiler
 
     checked = checked_seed("emulate.active", seed)
-    if not isinstance(cut_sums, bool | np.bool_):
-        raise DTypeError(f"emulate.active: `cut_sums` is {cut_sums!r}, expected True or False")
+    for name, value in (("cut_sums", cut_sums), ("guard", guard)):
+        if not isinstance(value, bool | np.bool_):
+            raise DTypeError(f"emulate.active: `{name}` is {value!r}, expected True or False")
     find_compiler()
-    tokens = _SEED.set(checked), _CUT_SUMS.set(bool(cut_sums))
+    tokens = _SEED.set(checked), _CUT_SUMS.set(bool(cut_sums)), _GUARD.set(bool(guard))
     try:
         yield
     finally:
         _SEED.reset(tokens[0])
         _CUT_SUMS.reset(tokens[1])
+        _GUARD.reset(tokens[2])
 
 
 def checked_seed(function: str, seed: Any) -> int:
@@ -83,3 +89,8 @@ def current_seed() -> int:
 def cuts_sums() -> bool:
     """Return whether the enclosing `active` block asks for sums cut off as tensor cores do, False outside."""
     return _CUT_SUMS.get()
+
+
+def guards() -> bool:
+    """Return whether the enclosing `active` block asks for guarded memory, False outside."""
+    return _GUARD.get()

@@ -1,5 +1,6 @@
 """Backend `emulate` of `ddtree_cupy.kernels.get_kernel`: NumPy arrays, kernels on the CPU."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 from ddtree_cupy._arrays import numpy_dtype
 from ddtree_cupy.emulate._arguments import Parameter
 from ddtree_cupy.emulate._module import MAX_SHARED_BYTES, Module
+from ddtree_cupy.emulate._state import guards
+from ddtree_cupy.emulate.guard import ALIGNMENT, GuardedMemory
 from ddtree_cupy.errors import CompileError
 from ddtree_cupy.kernels import Arg, KernelSpec
 from ddtree_cupy.kernels.launch import Dimensions
@@ -73,3 +76,12 @@ def device_key() -> int:
 def compile_kernel(spec: KernelSpec, device: int) -> EmulatedKernel:
     """Compile `spec` for the CPU."""
     return EmulatedKernel(spec)
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """Return an unwritten array that holds 0xFF (NaN, -1), so that a forgotten write shows."""
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.asarray(GuardedMemory(nbytes, shift=-nbytes % ALIGNMENT)) if guards() else np.empty(nbytes, np.uint8)
+    raw.fill(0xFF)
+    return raw.view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)

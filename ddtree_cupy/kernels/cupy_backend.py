@@ -85,3 +85,10 @@ def device_key() -> int:
 def compile_kernel(spec: KernelSpec, device: int) -> CupyKernel:
     """Compile `spec` for the current device."""
     return CupyKernel(spec, device)
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return an unwritten array on the current device."""
+    import cupy
+
+    return cupy.empty(shape, dtype)

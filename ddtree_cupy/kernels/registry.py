@@ -23,7 +23,8 @@ from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.kernels.launch import Kernel
 from ddtree_cupy.kernels.spec import KernelSpec
 
-# A backend is a module with `device_key()` and `compile_kernel(spec, device)`, imported at first use.
+# A backend is a module with `device_key()`, `compile_kernel(spec, device)` and `empty(shape, dtype)`, imported at first
+# use.
 _BACKENDS = {
     "cupy": "ddtree_cupy.kernels.cupy_backend",
     "emulate": "ddtree_cupy.emulate.backend",
@@ -54,7 +55,7 @@ def get_kernel(spec: KernelSpec, backend: str) -> Kernel:
     UnsupportedError
         The kernel needs another architecture or a newer NVRTC; or `emulate` without a C++ compiler.
     """
-    module = _loaded.get(backend) or _load(backend)
+    module = backend_module(backend)
     key = (backend, module.device_key(), spec)
     kernel = _kernels.get(key)
     if kernel is None:
@@ -68,8 +69,13 @@ def get_kernel(spec: KernelSpec, backend: str) -> Kernel:
 
 def current_key(backend: str) -> tuple[str, int, int]:
     """Return what compiled kernels may be kept by: it changes with the backend, the device and every `clear()`."""
-    module = _loaded.get(backend) or _load(backend)
+    module = backend_module(backend)
     return backend, module.device_key(), _clears
+
+
+def backend_module(backend: str) -> Any:
+    """Return the module of a backend."""
+    return _loaded.get(backend) or _load(backend)
 
 
 def _load(backend: str) -> Any:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ddtree_cupy._check import Checker
 from ddtree_cupy._overlap import address_of
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError
+from ddtree_cupy.kernels.registry import backend_module
 
 Array = Any
 Sizes = Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
@@ -18,14 +19,8 @@ ALIGNMENT = 256  # bytes, for every piece of a workspace
 
 
 def empty(backend: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return an unwritten array; the emulator's holds 0xFF (NaN, -1), so that a forgotten write shows."""
-    if backend == "emulate":
-        dtype = np.dtype(dtype)
-        raw = np.full(math.prod(shape) * dtype.itemsize, 0xFF, np.uint8)
-        return raw.view(dtype).reshape(shape) if raw.size else np.empty(shape, dtype)
-    import cupy
-
-    return cupy.empty(shape, dtype)
+    """Return an unwritten array of the backend."""
+    return backend_module(backend).empty(shape, dtype)
 
 
 def is_capturing(backend: str) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from ddtree_cupy import emulate
+from ddtree_cupy.emulate.guard import Copies
+from ddtree_cupy.errors import EmulatorError
 
 __all__ = ["Backend"]
 
@@ -37,8 +39,28 @@ class Backend:
     cut_sums: bool = False
 
     def __call__(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call `function` and return its result on the host; in-place changes stay on the device."""
-        return self.get(self.run(function, *self.put(args), **self.put(options)))
+        """Call `function` and return its result on the host; in-place changes stay on the device.
+
+        The emulator gets copies of the arrays that end at pages which cannot be accessed.
+        """
+        if self.name != "emulate":
+            return self.get(self.run(function, *self.put(args), **self.put(options)))
+        found: list[Array] = []
+
+        def note(array: Array) -> Array:
+            found.append(array)
+            return array
+
+        _map((args, options), note)
+        copies = Copies(found, at_end=True, exact=False)
+        guarded = dict(zip(map(id, found), copies.args, strict=True))
+        original = dict(zip(map(id, copies.args), found, strict=True))
+        args, options = _map((args, options), lambda array: guarded[id(array)])
+        result = self.run(function, *args, **options)
+        copies.copy_back(range(len(found)))
+        if overrun := copies.overrun():
+            raise EmulatorError(f"{function.__name__}: {overrun}")
+        return _map(result, lambda array: original.get(id(array), array))
 
     def change(self, function: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, tuple[Any, ...]]:
         """Call `function`, which writes into its arguments; return its result and `args` as it left them, on the host.
@@ -52,7 +74,7 @@ class Backend:
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call `function` on arrays that are on the backend already."""
         if self.name == "emulate":
-            with emulate.active(seed=self.seed, cut_sums=self.cut_sums):
+            with emulate.active(seed=self.seed, cut_sums=self.cut_sums, guard=True):
                 return function(*args, **options)
         return function(*args, **options)
 
