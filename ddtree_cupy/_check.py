@@ -69,11 +69,12 @@ class Checker:
 
     def _require_current_device(self, arrays: Mapping[str, Any]) -> None:
         cupy: Any = sys.modules.get("cupy")
-        if cupy is None:  # what only claims to be an array of CuPy is refused where it is used
+        if cupy is None:
             return
         current = cupy.cuda.runtime.getDevice()
         for name, array in arrays.items():
-            if array is not None and array.data.device_id != current:
+            # what only claims to be an array of CuPy is refused where it is used
+            if isinstance(array, cupy.ndarray) and array.data.device_id != current:
                 raise LayoutError(
                     f"{self.function}: `{name}` is on device {array.data.device_id}, the current device is {current}"
                 )

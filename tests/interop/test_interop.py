@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,8 +43,16 @@ def test_forms_reject_arrays_on_a_gpu(name):
         TO_FORMS[name](tree)
 
 
+@pytest.fixture(params=["without CuPy", "with CuPy"])
+def installed(request, monkeypatch):
+    """Whether a module named cupy is there, whose device is known."""
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    cupy = SimpleNamespace(ndarray=type("ndarray", (), {}), cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy if request.param == "with CuPy" else None)
+
+
 @pytest.mark.parametrize("kind", [CupyArray, TorchTensor])
-def test_foreign_arrays_must_be_on_the_host(kind):
+def test_foreign_arrays_must_be_on_the_host(kind, installed):
     for call in (
         lambda: interop.from_sglang_mask(kind(), draft_token_num=6, mode=1),
         lambda: interop.from_flashinfer_mask(kind(), ints([0, 6]), ints([9])),
