@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ddtree_cupy import emulate
+from ddtree_cupy._alike import PassedCalls
 from ddtree_cupy._arrays import INT32, LIBRARIES, as_array, as_int32, shares_memory
 from ddtree_cupy._check import Checker, deliver_arrays, dtype_name
+from ddtree_cupy._overlap import bounds_of
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError
 from ddtree_cupy.kernels.plan import Plan
 from ddtree_cupy.kernels.workspace import empty, require_given
@@ -22,6 +24,7 @@ Array = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 NUMBERS = (int, float, str, np.generic)  # one value for all requests, or what can be none
 _PREPARATIONS: dict[Callable[..., Any], Callable[..., None]] = {}
+_PASSED = PassedCalls()
 _OF_THE_FRAME = ("out", "workspace", "checked")  # arguments that preparations do not see
 
 
@@ -94,8 +97,10 @@ class Call:
     backend : "numpy" (the reference), "emulate" or "cupy"
     is_batched : bool
         Whether the caller's arrays have a request axis; see `batch`.
+    is_checked : bool
+        Whether the caller wants checks.
     checks : bool
-        Whether the preparation checks metadata: always for the reference.
+        Whether the preparation checks metadata: always for the reference, and not where a call alike has passed.
     form : Form
     reference : callable, optional
         Returns the result, batched; set for "numpy".
@@ -109,10 +114,10 @@ class Call:
         Arguments of which this call reads a copy, since they were lists or integers of another dtype.
     """
 
-    def __init__(self, function: str, checked: bool = True, out: Any = None) -> None:
+    def __init__(self, function: str, checked: bool = True, out: Any = None, has_passed: bool = False) -> None:
         self.check = Checker(function)
         self.out = out
-        self._checked = checked
+        self.is_checked, self._checks_metadata = checked, checked and not has_passed
         self.backend, self.checks, self.is_batched = "numpy", True, True
         self.form = Form()
         self._first: tuple[str, Array] = ("", None)
@@ -155,11 +160,11 @@ class Call:
 
     def choose_backend(self, **arrays: Array) -> bool:
         """Set the backend from the library of the arrays (None skipped); return whether kernels run."""
-        if not self._checked:
+        if not self._checks_metadata:
             arrays = dict([next(iter(arrays.items()))])
         self._first = next((name, array) for name, array in arrays.items() if array is not None)
         self.backend = backend_of(self.check, **arrays)
-        self.checks = self._checked or self.backend == "numpy"
+        self.checks = self._checks_metadata or self.backend == "numpy"
         return self.backend != "numpy"
 
     def require_library(self, name: str, array: Array) -> None:
@@ -208,10 +213,11 @@ class Call:
         assert self.plan is not None
         given = None if self.out is None else self.form.arrays_of(self.check.function, self.out)
         results = self._results(given)
-        if self._checked:
+        if self.is_checked:
             written = {**(given or {}), "workspace": workspace, **self.written}
-            self.check.separate(written, self.read, self.in_place)
-        scratch = self.plan.space.cut(self.check.function, self.backend, workspace, checked=self._checked)
+            known = bounds_of(self.out) if self.form.kind and given else {}
+            self.check.separate(written, self.read, self.in_place, known)
+        scratch = self.plan.space.cut(self.check.function, self.backend, workspace, checked=self.is_checked)
         return results, {**self.inputs, **results, **scratch}
 
     def _results(self, given: Mapping[str, Array] | None) -> dict[str, Array]:
@@ -222,7 +228,7 @@ class Call:
             if wanted:
                 require_given(function, self.backend, out=None)
             return {name: empty(self.backend, shape, dtype) for name, (shape, dtype) in wanted.items()}
-        if self._checked:
+        if self._checks_metadata:
             for (label, array), (_, dtype) in zip(given.items(), wanted.values(), strict=True):
                 if array is None:
                     raise DTypeError(f"{function}: `{label}` is None, expected a {np.dtype(dtype).name} array")
@@ -284,9 +290,13 @@ def run(
     **options: Any,
 ) -> Any:
     """Prepare and finish one call of a public function."""
-    call = Call(function.__name__, checked, out)
+    key = _PASSED.key_of(function, args, options, out) if checked else None
+    call = Call(function.__name__, checked, out, has_passed=key in _PASSED)
     _PREPARATIONS[function](call, *args, **options)
-    return call.finish(workspace)
+    result = call.finish(workspace)
+    if key is not None and call.checks:
+        _PASSED.add(key)
+    return result
 
 
 def workspace_bytes(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -153,22 +154,26 @@ class Checker:
             )
 
     def separate(
-        self, written: Mapping[str, Any], read: Mapping[str, Any], in_place: Collection[tuple[str, str]] = ()
+        self,
+        written: Mapping[str, Any],
+        read: Mapping[str, Any],
+        in_place: Collection[tuple[str, str]] = (),
+        known: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         """Raise when an array that this call writes shares memory with another array of the call.
 
         Values may be arrays, containers of them, regions, or anything else, which is skipped. A pair of names in
-        `in_place` may be one and the same array.
+        `in_place` may be one and the same array. `known` holds the bounds of some arrays by their `id`.
         """
-        outputs = [(name, array, *byte_bounds(array)) for name, array in _arrays_of(written)]
+        outputs = [(name, array, *(known.get(id(array)) or byte_bounds(array))) for name, array in _arrays_of(written)]
         if not outputs:
             return
-        near = {}
+        near: dict[str, Any] = {}
         for name, value in read.items():
             if not isinstance(value, Region):
                 near[name] = value
             elif any(value.is_near(low, high) for _, _, low, high in outputs):
-                near[name] = value.container
+                near |= value.container if isinstance(value.container, Mapping) else {name: value.container}
         arrays = outputs + [(name, array, *byte_bounds(array)) for name, array in _arrays_of(near)]
         for at, (name, array, low, high) in enumerate(outputs, start=1):
             for other, another, other_low, other_high in arrays[at:]:

@@ -1,5 +1,6 @@
 """Whether NumPy or CuPy arrays share memory, found from addresses, shapes and strides; no value is read."""
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -49,9 +50,12 @@ class Place(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A container, and the first byte and the one after the last of each of its arrays, known beforehand."""
+    """Arrays, or a container of them, and the first byte and the one after the last of each, known beforehand.
 
-    bounds: tuple[tuple[int, int], ...]
+    Of a mapping of arrays by name the bounds may be those of further arrays, too.
+    """
+
+    bounds: Collection[tuple[int, int]]
     container: Any
 
     def is_near(self, low: int, high: int) -> bool:
@@ -74,6 +78,20 @@ def byte_bounds(array: Array) -> tuple[int, int]:
         return Place.of(array).bounds
     address = address_of(array)
     return address, address + array.nbytes
+
+
+def bounds_of(container: Any) -> dict[int, tuple[int, int]]:
+    """Return the bounds of a frozen container's arrays by their `id`, kept on the container."""
+    kept: _Bounds | None = vars(container).get("_bounds")
+    if kept is None:
+        arrays = [value for value in vars(container).values() if hasattr(value, "strides")]
+        kept = vars(container)["_bounds"] = _Bounds({id(array): byte_bounds(array) for array in arrays})
+    return kept
+
+
+class _Bounds(dict[int, tuple[int, int]]):
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of the container finds its own
 
 
 def overlap(one: Place, other: Place) -> bool:

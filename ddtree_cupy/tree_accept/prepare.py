@@ -9,12 +9,14 @@ import numpy.typing as npt
 from ddtree_cupy._cache_struct import facts_of, has_passed, with_lens
 from ddtree_cupy._call import NUMBERS, Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
-from ddtree_cupy._overlap import Region, address_of
+from ddtree_cupy._overlap import Region, address_of, bounds_of
 from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
 from ddtree_cupy.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from ddtree_cupy.tree_accept import kernel, reference
 
 Array = Any
+
+ACCEPTED = Form(kind=AcceptResult)
 
 
 def greedy_targets(
@@ -142,8 +144,9 @@ def accept(call: Call, tree: DraftTree, target_token_ids: Array) -> None:
         for name, array in (*links.items(), ("target_token_ids", target_token_ids)):
             check.array(name, array, call.axes("num_nodes"), ("int32",), contiguous=on_device)
         check.array("tree.num_nodes", tree.num_nodes, call.axes(), ("int32",), contiguous=on_device)
-    call.form = Form(kind=AcceptResult)
-    call.read = {**links, "tree.num_nodes": tree.num_nodes, "target_token_ids": target_token_ids}
+    call.form = ACCEPTED
+    read = {**links, "tree.num_nodes": tree.num_nodes}
+    call.read = {"tree": Region(bounds_of(tree).values(), read), "target_token_ids": target_token_ids}
     each, targets = call.batch(tree, target_token_ids)
     if on_device:
         call.plan = kernel.accept_plan(each.token_ids.shape)
@@ -217,10 +220,10 @@ def commit_kv(call: Call, kv: PagedKV | Sequence[PagedKV], result: AcceptResult)
         )
     groups = _groups_of(check, caches, lens)
     call.form = _Committed(caches, is_single, groups)
-    if call.checks:
+    if call.is_checked or not on_device:
         names = call.form.arrays_of(check.function, out) if out is not None else {}
         call.in_place = [(name, f"kv[{groups.index(at)}].context_lens") for at, name in enumerate(names)]
-        call.read = {"result": result, **_regions(caches)}
+        call.read = {"result": Region(bounds_of(result).values(), result), **_regions(caches)}
     path, *batched = call.batch(result, *caches) if caches else (call.batch(result),)
     if on_device:
         call.plan = kernel.commit_plan(batched, path.accepted.shape, groups)

@@ -7,7 +7,7 @@ import numpy as np
 from ddtree_cupy._cache_struct import facts_of
 from ddtree_cupy._call import Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64
-from ddtree_cupy._overlap import Region
+from ddtree_cupy._overlap import Region, bounds_of
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
 from ddtree_cupy.containers.topology import words_per_row
 from ddtree_cupy.errors import ArgumentError, ShapeError, UnsupportedError
@@ -80,8 +80,8 @@ def tree_attention(
             )
     scale = float(sm_scale)
     call.form = OUT_AND_LSE
-    call.read = {**bits, "q_nope": q_nope, "q_pe": q_pe}
-    if call.checks and on_device:
+    call.read = {"tree": Region(bounds_of(tree).values(), bits), "q_nope": q_nope, "q_pe": q_pe}
+    if call.is_checked and on_device:
         call.read = {**call.read, "kv": Region(facts_of(kv).bounds, kv), "kv.context_lens": kv.context_lens}
     call.in_place = [("out.out", "q_nope")]
     tree, q_nope, q_pe, kv = call.batch(tree, q_nope, q_pe, kv)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ddtree_cupy._call import Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
+from ddtree_cupy._overlap import Region, bounds_of
 from ddtree_cupy.containers import Candidates, DraftTree
 from ddtree_cupy.containers.topology import MOST_NODES, fillable_nodes
 from ddtree_cupy.errors import ArgumentError, DTypeError, ProbabilityWarning, ShapeError
@@ -61,7 +62,7 @@ def best_first_tree(
     batch = candidates.lse.shape[0] if call.is_batched else 1
     rows = candidates.token_ids.shape[-2:]
     tree = _Tree(call, batch, rows, budget, root_token_ids, capacity, options)
-    call.read = {"candidates": candidates, **call.read}
+    call.read = {"candidates": Region(bounds_of(candidates).values(), candidates), **call.read}
     candidates = call.batch(candidates)
     if on_device:
         call.plan = kernel.tree_plan((batch, *rows), tree.capacity, *tree.options)
@@ -187,8 +188,8 @@ class _Rows:
         if call.checks:
             dtypes = FLOATS if on_device else FLOATS_AND_F64
             check.array("draft_logits", logits, call.axes(*axes), dtypes, last_contiguous=on_device)
-            if call.backend != "cupy":
-                _warn_of_probabilities(check, logits)
+        if call.backend == "numpy" or (call.backend == "emulate" and call.is_checked):
+            _warn_of_probabilities(check, logits)
         most = int(logits.shape[-2])
         lens = most if draft_lens is None else call.per_request("draft_lens", draft_lens, 0, most)
         self.read = {"draft_logits": logits, "draft_lens": lens}

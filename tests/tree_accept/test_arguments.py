@@ -97,7 +97,8 @@ def test_tree_accept_rejects(function, name, value, error):
 
 def test_accept_rejects_a_batch_for_one_tree():
     tree = DraftTree.from_parents([7, 10, 11], [-1, 0, 0])
-    assert_rejects(accept, {"tree": tree}, "target_token_ids", np.zeros((1, 3), np.int32), ShapeError)
+    arguments = {"tree": tree, "target_token_ids": np.zeros(3, np.int32)}
+    assert_rejects(accept, arguments, "target_token_ids", np.zeros((1, 3), np.int32), ShapeError)
 
 
 def test_sample_targets_requires_a_temperature():

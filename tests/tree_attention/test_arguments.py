@@ -140,10 +140,11 @@ def test_tree_attention_rejects_with_other_words(function, name, value, error, w
 
 
 def test_tree_attention_rejects_queries_that_agree_but_not_with_the_cache():
-    half = ATTENTION | {"q_pe": ATTENTION["q_pe"].astype(F16)}
-    assert_rejects(tree_attention, half, "q_nope", ATTENTION["q_nope"].astype(F16), DTypeError)
-    alone = ATTENTION | {"q_pe": ATTENTION["q_pe"][0]}
-    assert_rejects(tree_attention, alone, "q_nope", ATTENTION["q_nope"][0], ShapeError)
+    half = {name: ATTENTION[name].astype(F16) for name in ("q_nope", "q_pe")}
+    alone = {name: ATTENTION[name][0] for name in ("q_nope", "q_pe")}
+    for queries, error in ((half, DTypeError), (alone, ShapeError)):
+        with pytest.raises(error, match=r"^tree_attention: .*`q_nope`"):
+            tree_attention(**ATTENTION | queries)
 
 
 def test_tree_attention_requires_a_scale():
