@@ -20,11 +20,13 @@ from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
 RUNTIME = Path(__file__).resolve().parent / "runtime"
 _FOLDER = "/kernel"  # stands for the working folder of the compiler, whatever that is, in debugging information
 _SEAL_BYTES = hashlib.sha256().digest_size
+_ENDS = "-fno-sanitize-recover=all"
 _SANITIZE_FLAGS = {
-    "": (),
+    # for what runtime/emu_undefined.cpp reports
+    "": ("-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero,float-cast-overflow", _ENDS),
     "asan": ("-fsanitize=address",),
-    "ubsan": ("-fsanitize=undefined", "-fno-sanitize-recover=undefined"),
-    "asan+ubsan": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "ubsan": ("-fsanitize=undefined", _ENDS),
+    "asan+ubsan": ("-fsanitize=address,undefined", _ENDS),
     "tsan": ("-fsanitize=thread",),
 }
 # DWARF 4, since binutils before 2.40 misread the files of DWARF 5.
@@ -238,32 +240,28 @@ def _write(path: Path, text: str) -> None:
 
 
 def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: Path, link: list[str]) -> None:
-    handle, aside = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
-    os.close(handle)
-    try:
-        result = _call(
-            [
-                compiler.path,
-                *flags,
-                f"-fdebug-prefix-map={os.getcwd()}={_FOLDER}",
-                *map(str, sources),
-                "-o",
-                aside,
-                *link,
-            ]
-        )
-        if result.returncode:
-            raise CompileError(
-                f"{_first_error(result.stderr)}\n  compiled for the CPU emulator by {compiler.version}, "
-                f"full text in {sources[0]}\n{result.stderr[:4000]}"
-            )
+    """Compile sources and link them, in two steps: checks without a sanitizer must not bring in its library."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        here = f"-fdebug-prefix-map={os.getcwd()}={_FOLDER}"
+        for source, made in zip(sources, objects, strict=True):
+            _run(compiler, [*flags, here, "-c", str(source), "-o", made], source)
+        aside = Path(folder, target.name)
+        kept = [flag for flag in flags if flag not in _SANITIZE_FLAGS[""]]
+        _run(compiler, [*kept, *objects, "-o", str(aside), *link], sources[0])
         with open(aside, "r+b") as file:
             file.write(_seal(file.read()))
         os.chmod(aside, 0o700)  # whatever the umask
         os.replace(aside, target)
-    finally:
-        if os.path.exists(aside):
-            os.unlink(aside)
+
+
+def _run(compiler: Compiler, arguments: list[str], source: Path) -> None:
+    result = _call([compiler.path, *arguments])
+    if result.returncode:
+        raise CompileError(
+            f"{_first_error(result.stderr)}\n  compiled for the CPU emulator by {compiler.version}, "
+            f"full text in {source}\n{result.stderr[:4000]}"
+        )
 
 
 def static_shared_bytes(library: Path) -> dict[str, dict[str, int]]:

@@ -17,7 +17,8 @@ from ddtree_cupy.errors import EmulatorError
 NEAR_BYTES = 1 << 20  # an address so close to an array is taken for a wrong index into it
 SI_KERNEL = 128  # of an address that is refused before it is looked up, so that nobody tells it
 _HEADERS = "emulate/runtime/include/"
-NULL_BYTES = 1 << 16  # and one so small for a null pointer
+NO_SHARED = 0x8000  # kNoShared of emu_runtime.h; addresses below it are taken for null pointers
+NULL_BYTES = 1 << 16
 
 
 def error_of(kernel: str, stopped: Stopped, args: Sequence[Any], limits: Mapping[str, int]) -> BaseException:
@@ -78,7 +79,9 @@ def _words(fault: Fault, args: Sequence[Any]) -> str:
     verb = "writes" if fault.is_write else "reads"
     if fault.shared_bytes:
         return f"{verb} byte {fault.shared_offset} of dynamic shared memory, which has {fault.shared_bytes} bytes"
-    if fault.address < NULL_BYTES:
+    if NO_SHARED <= fault.address < NULL_BYTES:
+        return f"{verb} dynamic shared memory, of which the launch has none; pass shared_mem=, its size in bytes"
+    if fault.address < NO_SHARED:
         return f"{verb} through a null pointer" + (f", {fault.address} bytes behind it" if fault.address else "")
     return f"{verb} {_nearest(fault.address, args) or f'address {fault.address:#x}, where no argument lies'}"
 

@@ -144,7 +144,7 @@ void enter_block(Block& block) {
   }
   S.loaded = B = &block;
   emu_ctx.block_idx = block.index;
-  emu_ctx.dynamic_shared = block.dynamic_shared;
+  emu_ctx.dynamic_shared = block.dynamic_shared ? block.dynamic_shared : reinterpret_cast<void*>(kNoShared);
 }
 
 // Gives a block dynamic shared memory; false where there is no memory.

@@ -19,11 +19,13 @@ struct emu_where {
 };
 #define EMU_HERE (emu_where{__FILE__, __LINE__})
 
+constexpr uintptr_t kNoShared = 0x8000;  // an address that no memory has, to tell this fault from a null pointer
+
 // The fiber that runs now.
 struct emu_context {
   emu_uint3 thread_idx, block_idx, block_dim, grid_dim;
   unsigned lane, linear;       // linear = x + dim.x * (y + dim.y * z), lane = linear % 32
-  void* dynamic_shared;        // exactly `dynamic_bytes` long; null when 0
+  void* dynamic_shared;        // exactly `dynamic_bytes` long; kNoShared when that is 0
   size_t dynamic_bytes;
   unsigned random_schedule;    // 0 for seed 0
   unsigned cut_sums;           // as in emu_launch

@@ -40,6 +40,13 @@ constexpr emu_parameter describe() {
   }
 }
 
+template <class T>
+struct Argument {  // a copy, as Python aligns structs less than C++ may ask for
+  alignas(T) unsigned char bytes[sizeof(T)];
+  explicit Argument(const void* from) { __builtin_memcpy(bytes, from, sizeof bytes); }
+  T& get() { return *reinterpret_cast<T*>(bytes); }
+};
+
 template <class Function>
 struct Signature;
 template <class... A>
@@ -48,7 +55,7 @@ struct Signature<void (*)(A...)> {
   static constexpr unsigned kCount = sizeof...(A);
   template <size_t... I>
   static void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
-    kernel(*static_cast<std::remove_cv_t<std::remove_reference_t<A>>*>(args[I])...);
+    kernel(Argument<std::remove_cv_t<std::remove_reference_t<A>>>(args[I]).get()...);
   }
 };
 
