@@ -19,6 +19,7 @@
 #include <ucontext.h>
 #endif
 #if defined(EMU_ASAN)
+extern "C" void __asan_set_error_report_callback(void (*)(const char*));
 extern "C" void __sanitizer_start_switch_fiber(void**, const void*, size_t);
 extern "C" void __sanitizer_finish_switch_fiber(void*, const void**, size_t*);
 extern "C" void __asan_poison_memory_region(void const volatile*, size_t);
@@ -29,6 +30,10 @@ extern "C" void* __tsan_create_fiber(unsigned);
 extern "C" void __tsan_destroy_fiber(void*);
 extern "C" void __tsan_switch_to_fiber(void*, unsigned);
 extern "C" void* __tsan_get_current_fiber(void);
+extern "C" void __tsan_set_fiber_name(void*, const char*);
+extern "C" void __tsan_java_init(uintptr_t, uintptr_t);
+extern "C" void __tsan_java_alloc(uintptr_t, uintptr_t);
+extern "C" void __tsan_java_free(uintptr_t, uintptr_t);
 extern "C" void __tsan_acquire(void*);
 extern "C" void __tsan_release(void*);
 #define EMU_ACQUIRE(p) __tsan_acquire((void*)(p))

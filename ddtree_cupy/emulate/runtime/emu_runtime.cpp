@@ -20,10 +20,15 @@ asm(".text\n.globl emu_swap\n.hidden emu_swap\n.type emu_swap,@function\nemu_swa
 #endif
 
 namespace emu_rt {
+// For TSan, blocks run one after another, but are not ordered: they take two sets of threads in turn, begin after what
+// the host did before the launch, and only the launch as a whole ends before what the host does next. Then races
+// between neighbouring blocks are found. Static shared memory, which has one address for all blocks, is made unknown to
+// TSan before each of them, and dynamic shared memory is freed at the end.
 #if defined(EMU_TSAN)
-constexpr bool may_overlap = false;  // static shared memory has one address for all blocks: that would be a race
+constexpr bool for_tsan = true;
+constexpr size_t kMostKept = size_t(1) << 28;  // bytes; to free more, the host waits for the blocks
 #else
-constexpr bool may_overlap = true;
+constexpr bool for_tsan = false;
 #endif
 Scheduler S;
 Block* B = S.blocks;
@@ -70,6 +75,13 @@ static void copy_unwatched(void* to, const void* from, size_t bytes) {  // not m
   for (size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(to)[i] = static_cast<const char*>(from)[i];
 #endif
 }
+
+#if defined(EMU_ASAN)
+static void name_thread(const char*) {
+  const emu_uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
+  fprintf(stderr, "in block (%u,%u,%u) thread (%u,%u,%u)\n", b.x, b.y, b.z, t.x, t.y, t.z);
+}
+#endif
 
 static void entry() {
   on_fiber_entry(S.host_stack);
@@ -174,6 +186,21 @@ static bool allocate_shared(Block& block) {
   return true;
 }
 
+// Makes static shared memory unknown to TSan: an allocation by its interface for other languages does that.
+static void forget_shared() {
+#if defined(EMU_TSAN)
+  static bool is_ready = false;
+  if (!is_ready) __tsan_java_init(4096, (uintptr_t(1) << 47) - 8192);
+  is_ready = true;
+  uintptr_t begin = reinterpret_cast<uintptr_t>(S.launch->static_begin) & ~uintptr_t(7);
+  uintptr_t end = (reinterpret_cast<uintptr_t>(S.launch->static_end) + 7) & ~uintptr_t(7);
+  if (end == begin) return;
+  __tsan_java_alloc(begin, end - begin);
+  __tsan_java_free(begin, end - begin);
+  __tsan_java_alloc(begin, end - begin);
+#endif
+}
+
 // Makes every thread of a block ready to run.
 static bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
   const emu_launch& l = *S.launch;
@@ -182,6 +209,8 @@ static bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
   block.number = number;
   block.index = {unsigned(place % grid[0]), unsigned(place / grid[0] % grid[1]), unsigned(place / grid[0] / grid[1])};
   block.static_shared.assign(l.static_end - l.static_begin, char(0xFF));
+  block.has_fenced = false;
+  forget_shared();
   if (S.loaded == &block) S.loaded = nullptr;
   if (l.shared_bytes) {
     if (!allocate_shared(block)) {
@@ -204,15 +233,43 @@ static bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
     fiber.index = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
     block.queues[i].reset();
     prepare(fiber, entry);
+#if defined(EMU_TSAN)
+    char name[96];
+    snprintf(name, sizeof name, "block (%u,%u,%u) thread (%u,%u,%u)", block.index.x, block.index.y, block.index.z,
+             fiber.index.x, fiber.index.y, fiber.index.z);
+    __tsan_set_fiber_name(fiber.tsan, name);
+#endif
     set_ready(fiber);
   }
   block.alive = n;
   return true;
 }
 
+// Tells TSan that all threads have ended before what the host does next, also those that a fault has left behind.
+static void wait_for_blocks() {
+#if defined(EMU_TSAN)
+  EMU_ACQUIRE(&S.done_tag);
+  for (Block& block : S.blocks)
+    for (Fiber& fiber : block.fibers)
+      if (fiber.state != State::done && fiber.tsan) {
+        __tsan_switch_to_fiber(fiber.tsan, 0);  // 0: what this thread did is ordered before what follows
+        __tsan_switch_to_fiber(S.host.tsan, 0);
+      }
+  for (void* memory : S.kept) free(memory);
+  S.kept.clear();
+  S.kept_bytes = 0;
+#endif
+}
+
 static void end_block(Block& block) {
 #if defined(EMU_ASAN)
   if (block.allocated) __asan_unpoison_memory_region(block.allocated, S.launch->shared_alignment);
+#endif
+#if defined(EMU_TSAN)
+  if (block.allocated) S.kept.push_back(block.allocated);
+  S.kept_bytes += S.launch->shared_bytes;
+  block.allocated = nullptr;
+  if (S.kept_bytes > kMostKept) wait_for_blocks();
 #endif
   free(block.allocated);
   block.allocated = block.dynamic_shared = nullptr;
@@ -228,7 +285,6 @@ static void run_blocks() {
   S.current = &S.host;
   EMU_RELEASE(&S.start_tag);
   run(*next_ready(0));
-  EMU_ACQUIRE(&S.done_tag);
 }
 
 }  // namespace emu_rt
@@ -250,11 +306,14 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   S.host_stack = HostStack();
   uint64_t blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
   S.num_threads = n;
-  S.num_blocks = may_overlap && l.seed && blocks > 1 ? 2 : 1;
+  S.num_blocks = !for_tsan && l.seed && blocks > 1 ? 2 : 1;
   S.loaded = nullptr;
-  for (unsigned i = 0; i < S.num_blocks; ++i) allocate_threads(S.blocks[i], n);
+  for (unsigned i = 0; i < (for_tsan ? 2 : S.num_blocks); ++i) allocate_threads(S.blocks[i], n);
 #if defined(EMU_TSAN)
   S.host.tsan = __tsan_get_current_fiber();
+#endif
+#if defined(EMU_ASAN)
+  __asan_set_error_report_callback(name_thread);
 #endif
   emu_ctx.block_dim = {l.block[0], l.block[1], l.block[2]};
   emu_ctx.grid_dim = {l.grid[0], l.grid[1], l.grid[2]};
@@ -266,12 +325,15 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   FaultHandlers handlers;
   uint64_t begun = 0;
   while (!S.failed) {
-    for (unsigned i = 0; i < S.num_blocks && begun < blocks && !S.failed; ++i)
-      if (!S.blocks[i].alive) S.failed = !begin_block(S.blocks[i], begun++, blocks);
+    for (unsigned i = 0; i < S.num_blocks && begun < blocks && !S.failed; ++i) {
+      Block& block = S.blocks[for_tsan ? begun & 1 : i];
+      if (!block.alive) S.failed = !begin_block(block, begun++, blocks);
+    }
     if (S.failed || !(S.blocks[0].alive || S.blocks[1].alive)) break;
     run_blocks();
     if (!S.failed) end_block(*B);
   }
+  wait_for_blocks();
   for (Block& block : S.blocks) {
     end_block(block);
     if (block.guarded) munmap(block.guarded - kPageBytes, guarded_bytes() + 2 * kPageBytes);
@@ -280,11 +342,12 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   l.switches = S.switches;
 #if defined(EMU_TSAN)
   if (S.failed)  // their shadow call stacks are in the middle of the kernel
-    for (Fiber& fiber : S.blocks[0].fibers)
-      if (fiber.tsan) {
-        __tsan_destroy_fiber(fiber.tsan);
-        fiber.tsan = nullptr;
-      }
+    for (Block& block : S.blocks)
+      for (Fiber& fiber : block.fibers)
+        if (fiber.tsan) {
+          __tsan_destroy_fiber(fiber.tsan);
+          fiber.tsan = nullptr;
+        }
 #endif
   if (S.stop == kFaultInterrupt) l.fault.kind = kFaultInterrupt;  // also where it came too late to end the launch
   return S.failed;
@@ -310,3 +373,9 @@ EMU_API void emu_fail(emu_where where, const char* format, ...) {
 EMU_API unsigned emu_live_mask(void) { return B->warps[S.current->linear >> 5].live; }
 EMU_API uint64_t emu_random(void) { return next_random(); }
 EMU_API emu_async_queue* emu_thread_queue(void) { return &B->queues[S.current->linear]; }
+EMU_API void emu_fence(void) { B->has_fenced = true; }
+EMU_API void emu_order_atomic(const void* address) {
+  (void)address;
+  EMU_ACQUIRE(address);
+  if (B->has_fenced) EMU_RELEASE(address);
+}

@@ -93,6 +93,11 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
 // barrier 0 for all threads of the block.
 EMU_API void emu_named_arrive(int id, unsigned count, emu_where where);
 
+// For TSan, to which relaxed atomics order nothing: an atomic access acquires its address, and releases it once a thread
+// of its block has executed __threadfence.
+EMU_API void emu_fence(void);
+EMU_API void emu_order_atomic(const void* address);
+
 // Blocks this thread until `ready(state)` is true (twin of an mbarrier wait). A wait that can never end is a
 // reported deadlock.
 EMU_API void emu_wait_until(int (*ready)(void* state), void* state, emu_where where);

@@ -45,6 +45,7 @@ struct Block {
   std::vector<uint64_t> ready;            // bit per place in `order`
   unsigned alive = 0, waiting_on_condition = 0;
   bool fair = false;                      // see yield
+  bool has_fenced = false;                // a thread has executed __threadfence
   BlockBarrier barrier;
   NamedBarrier named[16];
   std::vector<char> static_shared;        // while another block is in its place
@@ -62,10 +63,12 @@ struct Scheduler {
   Block blocks[2];
   unsigned num_blocks = 1;   // of these in use; 2: their threads are interleaved
   Block* loaded = nullptr;   // the one whose static shared memory is in place
+  std::vector<void*> kept;   // dynamic shared memory of blocks that have ended, for TSan
+  size_t kept_bytes = 0;
   Fiber* current = nullptr;
   Fiber host;
   HostStack host_stack;
-  char start_tag = 0, done_tag = 0, barrier_tag = 0;  // addresses that order threads for TSan
+  char start_tag = 0, done_tag = 0;  // addresses that order threads for TSan
   uint64_t steps_left = 0;
   volatile int stop = 0;     // an emu_fault_kind: the launch is to end as soon as that is safe
 };

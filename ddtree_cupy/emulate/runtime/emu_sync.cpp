@@ -3,13 +3,15 @@
 
 namespace emu_rt {
 
+constexpr int kSyncWarpOperation = 1;  // emu::kSyncWarp of emu_warp.h
+
 static void release_block_barrier() {
   BlockBarrier& b = B->barrier;
   b.result[b.generation & 1] = b.accumulated;
   ++b.generation;
   b.arrived = 0;
-  EMU_ACQUIRE(&S.barrier_tag);
-  EMU_RELEASE(&S.barrier_tag);
+  EMU_ACQUIRE(&B->barrier);
+  EMU_RELEASE(&B->barrier);
   for (unsigned i = 0; i < S.num_threads; ++i)
     if (B->fibers[i].state == State::block_barrier) set_ready(B->fibers[i]);
 }
@@ -100,11 +102,12 @@ static WarpGroup& arrive(unsigned mask, int op, emu_where where, bool& last) {
   return group;
 }
 
-static void wait_for_group(WarpGroup& group, bool last) {
-  EMU_RELEASE(&group);
+// `orders` tells TSan that memory is ordered, too: among the collectives that is __syncwarp alone.
+static void wait_for_group(WarpGroup& group, bool last, bool orders) {
+  if (orders) EMU_RELEASE(&group);
   if (last) {
-    EMU_ACQUIRE(&group);
-    EMU_RELEASE(&group);
+    if (orders) EMU_ACQUIRE(&group);
+    if (orders) EMU_RELEASE(&group);
     group.expected = group.arrived;
     release_group(group, S.current->linear >> 5);
   } else {
@@ -112,7 +115,7 @@ static void wait_for_group(WarpGroup& group, bool last) {
     set_waiting(*S.current, State::warp_op, group.where);
     yield();
   }
-  EMU_ACQUIRE(&group);
+  if (orders) EMU_ACQUIRE(&group);
 }
 
 static bool is_syncthreads(int id, unsigned count) { return id == 0 && count == (S.num_threads + 31) / 32 * 32; }
@@ -178,13 +181,13 @@ EMU_API int emu_syncthreads(emu_where where, int kind, int predicate) {
   if (kind == 1) b.accumulated += predicate != 0;
   if (kind == 2) b.accumulated &= predicate != 0;
   if (kind == 3) b.accumulated |= predicate != 0;
-  EMU_RELEASE(&S.barrier_tag);
+  EMU_RELEASE(&B->barrier);
   unsigned generation = b.generation;
   ++b.arrived;
   set_waiting(*S.current, State::block_barrier, where);
   if (b.arrived == B->alive) release_block_barrier();
   yield();
-  EMU_ACQUIRE(&S.barrier_tag);
+  EMU_ACQUIRE(&B->barrier);
   return b.result[generation & 1];
 }
 
@@ -194,7 +197,7 @@ EMU_API const unsigned char* emu_collect(unsigned mask, int op, const void* in, 
   WarpGroup& group = arrive(mask, op, where, last);
   unsigned phase = group.generation & 1;
   if (bytes) memcpy(group.deposits[phase][S.current->linear & 31], in, bytes);
-  wait_for_group(group, last);
+  wait_for_group(group, last, op == kSyncWarpOperation);
   *arrived = group.expected;
   return &group.deposits[phase][0][0];
 }
@@ -208,7 +211,7 @@ EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void**
     EMU_ACQUIRE(&group);
     fn(group.pointers);
   }
-  wait_for_group(group, last);
+  wait_for_group(group, last, true);
 }
 
 EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(void** deposits, unsigned count),
@@ -216,9 +219,9 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
   if (is_syncthreads(id, count)) {
     B->named[0].count = count;  // so that reset_barriers forgets what a failed launch leaves
     B->named[0].deposits[S.current->linear] = mine;
-    EMU_RELEASE(&S.barrier_tag);
+    EMU_RELEASE(&B->barrier);
     if (fn && B->barrier.arrived + 1 == B->alive) {
-      EMU_ACQUIRE(&S.barrier_tag);
+      EMU_ACQUIRE(&B->barrier);
       run_on_deposits(B->named[0], fn);
     }
     emu_syncthreads(where, 0, 0);

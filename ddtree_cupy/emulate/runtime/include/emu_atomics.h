@@ -1,9 +1,17 @@
 // emu_atomics.h: atomics and cache-hinted loads and stores.
 //
 // Threads only change places at synchronisation points, so a plain read-modify-write would do; the compiler's atomics
-// make ThreadSanitizer treat these accesses as atomic, as CUDA does (relaxed order). Fences are no-ops.
+// make ThreadSanitizer treat these accesses as atomic, as CUDA does (relaxed order). Fences matter to it alone.
 #pragma once
 #include "emu_language.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define EMU_FENCE() emu_fence()
+#define EMU_ORDER_ATOMIC(address) emu_order_atomic(address)
+#else
+#define EMU_FENCE() ((void)0)
+#define EMU_ORDER_ATOMIC(address) ((void)0)
+#endif
 
 namespace emu {
 template <class T>
@@ -14,6 +22,7 @@ T read_modify_write(T* address, Update update) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "no atomic of this size");
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint16_t>>;
   Bits* bits = reinterpret_cast<Bits*>(address);
+  EMU_ORDER_ATOMIC(address);
   Bits old_bits = __atomic_load_n(bits, __ATOMIC_RELAXED), new_bits;
   T old_value;
   do {
@@ -48,9 +57,9 @@ template <class T>
 T atomicCAS(T* address, emu::identity<T> compare, emu::identity<T> v) {
   return emu::read_modify_write(address, [=](T old) -> T { return old == compare ? v : old; });
 }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+inline void __threadfence() { EMU_FENCE(); }
+inline void __threadfence_block() {}  // within a block, barriers order
+inline void __threadfence_system() { EMU_FENCE(); }
 inline void __nanosleep(unsigned) {}
 
 #define EMU_LOAD(name)        \
