@@ -18,6 +18,7 @@ from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
+_HEADERS = "emulate/runtime/"
 _FOLDER = "/kernel"  # stands for the working folder of the compiler, whatever that is, in debugging information
 _SEAL_BYTES = hashlib.sha256().digest_size
 _ENDS = "-fno-sanitize-recover=all"
@@ -276,16 +277,27 @@ def static_shared_bytes(library: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def places(library: Path, offsets: Sequence[int]) -> list[tuple[str, int]]:
-    """Return file and line of places in the code of a library, calls that were inlined included, innermost first.
+def places(library: Path, offsets: Sequence[int]) -> list[str]:
+    """Return `file:line` of places in the code of a library, calls that were inlined included, innermost first.
 
-    Without `addr2line`, which comes with g++, there are none.
+    Without `addr2line`, which comes with g++, there are none. Places in the emulator's own code are left out.
     """
     if not offsets or shutil.which("addr2line") is None:
         return []
     lines = _call(["addr2line", "-i", "-e", str(library), *map(hex, offsets)]).stdout.splitlines()
-    found = [re.match(rf"(?:{_FOLDER}/)?(.*):(\d+)", line) for line in lines]
-    return [(match[1], int(match[2])) for match in found if match]
+    found = [re.match(r"(.*):(\d+)", line) for line in lines]
+    return [source_place(match[1], match[2]) for match in found if match and is_own_code(match[1])]
+
+
+def is_own_code(path: str) -> bool:
+    """Whether a file named in debugging information is the kernel's, not the emulator's or the system's."""
+    is_system = path.startswith(("/usr/", "/lib", "../", "<", "??"))
+    return not is_system and _HEADERS not in path and not re.search(r"[0-9a-f]{24}\.cpp$|^(?:/kernel/)?exports$", path)
+
+
+def source_place(path: str, line: str) -> str:
+    """Return `file:line` with the file as the source names it."""
+    return f"{path.removeprefix(_FOLDER + '/')}:{line}"
 
 
 def _first_error(log: str) -> str:

@@ -7,14 +7,16 @@ from typing import Any
 from ddtree_cupy._check import Checker
 from ddtree_cupy.emulate import env
 from ddtree_cupy.emulate._arguments import from_numbers
+from ddtree_cupy.emulate._child import run_in_child
 from ddtree_cupy.emulate._fault import SI_KERNEL, error_of, raise_for
 from ddtree_cupy.emulate._module import Function
 from ddtree_cupy.emulate._native import SIGNAL, Stopped
-from ddtree_cupy.emulate._state import checked_seed
+from ddtree_cupy.emulate._state import checked_seed, current_seed
 from ddtree_cupy.emulate.guard import Copies
-from ddtree_cupy.errors import EmulatorError
+from ddtree_cupy.errors import ArgumentError, EmulatorError
 
 GUARDS = ("end", "start", "none")
+SANITIZERS = tuple(filter(None, env.SANITIZERS))
 _NOWHERE, _END, _ALIGNED_END, _START = range(4)  # emu_guard of emu_runtime.h
 
 
@@ -29,6 +31,7 @@ def check(
     guard: str = "end",
     max_steps: int | None = None,
     timeout: float | None = 10.0,
+    sanitizer: str | None = None,
     strided: bool = False,
 ) -> None:
     """Run a kernel once on guarded copies of its arrays; raise an exception for its first fault.
@@ -55,7 +58,11 @@ def check(
         How many basic blocks all threads together may run. Unlike `timeout` it ends a launch at the same place every
         time; the module is compiled a second time, to count them.
     timeout : float, optional
-        Seconds of CPU time.
+        Seconds of CPU time; with `sanitizer` of time.
+    sanitizer : {"asan", "ubsan", "asan+ubsan", "tsan"}, optional
+        Run in a child process under a sanitizer (g++), which takes the place of the guard: "asan" sees every access
+        outside of an array and of shared memory, "ubsan" undefined behaviour, "tsan" data races. The first report ends
+        the launch; then nothing is written to the arrays.
     strided : bool
         Accept arrays that are not C-contiguous.
 
@@ -65,6 +72,8 @@ def check(
         The kernel made a fault. What it had written until then is in the arrays.
     DTypeError, LayoutError, ArgumentError
         The arguments do not fit the kernel's own C++ signature, or an option is not one of those above.
+    UnsupportedError
+        The compiler has no such sanitizer.
 
     Notes
     -----
@@ -96,6 +105,20 @@ def check(
         options.real("timeout", timeout, above=0.0)
     schedule = None if seed is None else checked_seed("emulate.check", seed)
     values = from_numbers(kernel.name, kernel.parameters, tuple(args))
+    if sanitizer is not None:
+        options.choice("sanitizer", sanitizer, SANITIZERS)
+        if max_steps is not None:
+            raise ArgumentError("emulate.check: `max_steps` goes without `sanitizer`; use `timeout`")
+        kernel.checked(grid, block, values, shared_mem, strided)
+        launch = {
+            "module": kernel.module.parts,
+            "kernel": kernel.name,
+            "shape": (grid, block),
+            "shared_mem": shared_mem,
+            "seed": current_seed() if schedule is None else schedule,
+        }
+        outputs = _outputs_of(kernel)
+        return run_in_child(sanitizer, kernel.name, launch, values, outputs, timeout)
     limits = {"max_steps": max_steps or 0, "timeout_ns": int(1e9 * (timeout or 0))}
     run = _Run(kernel, grid, block, values, shared_mem, schedule, strided, limits)
     if guard == "none" or env.sanitizer():  # sanitizers know the arrays' own memory
@@ -120,7 +143,7 @@ class _Run:
     ) -> None:
         self.kernel, self.values, self.limits = kernel, values, limits
         self._shape, self._rest = (grid, block), (shared_mem, seed, strided)
-        self._outputs = [i for i, p in enumerate(kernel.parameters) if p.is_pointer and not p.is_const]
+        self._outputs = _outputs_of(kernel)
 
     def guarded(self, *, at_end: bool) -> None:
         """Launch on copies; again with aligned ones where the first were not and that may be what failed."""
@@ -156,6 +179,10 @@ class _Run:
 
     def _raise(self, stopped: Stopped, args: Sequence[Any]) -> None:
         raise_for(error_of(self.kernel.name, stopped, args, self.limits))
+
+
+def _outputs_of(kernel: Function) -> list[int]:
+    return [i for i, parameter in enumerate(kernel.parameters) if parameter.is_pointer and not parameter.is_const]
 
 
 def _is_certain(stopped: Stopped) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import signal
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ddtree_cupy.errors import EmulatorError
 
 NEAR_BYTES = 1 << 20  # an address so close to an array is taken for a wrong index into it
 SI_KERNEL = 128  # of an address that is refused before it is looked up, so that nobody tells it
-_HEADERS = "emulate/runtime/include/"
 NO_SHARED = 0x8000  # kNoShared of emu_runtime.h; addresses below it are taken for null pointers
 NULL_BYTES = 1 << 16
 
@@ -59,10 +57,7 @@ def raise_for(error: BaseException) -> None:
 
 def _place(stopped: Stopped) -> str:
     found = places(stopped.library, stopped.fault.places[: stopped.fault.num_places])
-    for path, line in found:
-        if path != "exports" and _HEADERS not in path and stopped.library.parent not in Path(path).parents:
-            return f"{path}:{line}"
-    return "a line of the emulator" if found else "an unknown line (addr2line of binutils names it)"
+    return found[0] if found else "an unknown line (addr2line of binutils names it)"
 
 
 def _words(fault: Fault, args: Sequence[Any]) -> str:

@@ -87,10 +87,33 @@ class Module:
         names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
         self._shared_alignment = shared_alignment(code)
         self._text, self._options = translate(code, names, name=self.name), _compiler_options(options)
+        self._load()
+
+    def _load(self) -> None:
         library = build(self._text, self._options)
         self._native = NativeModule(library)
         if self._native.static_bytes > MAX_STATIC_SHARED_BYTES:  # of all kernels together
             _check_static_shared(self.name, static_shared_bytes(library))
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What `rebuilt` needs to make the same module in another process."""
+        return self.name, self._text, self._options, self._shared_alignment, self.strict, self.flush_subnormals
+
+    @classmethod
+    def rebuilt(cls, *parts: Any) -> "Module":
+        """Return the module that has these parts."""
+        module = object.__new__(cls)
+        (
+            module.name,
+            module._text,
+            module._options,
+            module._shared_alignment,
+            module.strict,
+            module.flush_subnormals,
+        ) = parts
+        module._load()
+        return module
 
     @functools.cached_property
     def _counting(self) -> NativeModule:
@@ -159,6 +182,15 @@ class Function:
         except Stopped as stopped:
             raise_for(error_of(self.name, stopped, args, {}))
 
+    def checked(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int, strided: bool
+    ) -> tuple[tuple[int, int, int], tuple[int, int, int], Any, Any]:
+        """Return grid and block with three sizes, and what `pack` returns; raise for what does not fit the kernel."""
+        sizes, threads = _dimensions("grid", grid), _dimensions("block", block)
+        if not isinstance(shared_mem, int | np.integer) or not 0 <= shared_mem <= MAX_SHARED_BYTES:
+            raise UnsupportedError(f"{self.name}: {shared_mem} bytes of shared memory, at most {MAX_SHARED_BYTES}")
+        return sizes, threads, *pack(self.name, self.parameters, args, strided=strided)
+
     def _launch(
         self,
         grid: tuple[int, ...],
@@ -170,10 +202,7 @@ class Function:
         settings: Mapping[str, int],
     ) -> None:
         """Check everything and run; raise `Stopped` for a fault. `settings` are further fields of `_native.Launch`."""
-        sizes, threads = _dimensions("grid", grid), _dimensions("block", block)
-        if not isinstance(shared_mem, int | np.integer) or not 0 <= shared_mem <= MAX_SHARED_BYTES:
-            raise UnsupportedError(f"{self.name}: {shared_mem} bytes of shared memory, at most {MAX_SHARED_BYTES}")
-        pointers, keep = pack(self.name, self.parameters, args, strided=strided)
+        sizes, threads, pointers, keep = self.checked(grid, block, args, shared_mem, strided)
         if 0 in sizes:
             return
         module = self.module

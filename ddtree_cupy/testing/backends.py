@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ddtree_cupy import emulate
+from ddtree_cupy.emulate import env
 from ddtree_cupy.emulate.guard import Copies
 from ddtree_cupy.errors import EmulatorError
 
@@ -41,9 +42,10 @@ class Backend:
     def __call__(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call `function` and return its result on the host; in-place changes stay on the device.
 
-        The emulator gets copies of the arrays that end at pages which cannot be accessed.
+        The emulator gets copies of the arrays that end at pages which cannot be accessed, unless a sanitizer watches
+        the arrays themselves.
         """
-        if self.name != "emulate":
+        if self.name != "emulate" or env.sanitizer():
             return self.get(self.run(function, *self.put(args), **self.put(options)))
         found: list[Array] = []
 
@@ -74,7 +76,7 @@ class Backend:
     def run(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call `function` on arrays that are on the backend already."""
         if self.name == "emulate":
-            with emulate.active(seed=self.seed, cut_sums=self.cut_sums, guard=True):
+            with emulate.active(seed=self.seed, cut_sums=self.cut_sums, guard=not env.sanitizer()):
                 return function(*args, **options)
         return function(*args, **options)
 
