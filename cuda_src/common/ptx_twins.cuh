@@ -47,6 +47,7 @@ inline void gather_matrices_transposed(void** lanes) {
     }
 }
 inline MatrixRow matrix_row(SharedAddress row, unsigned* r, emu_where where) {
+  if (!emu::is_shared((const void*)row)) emu_fail(where, "ldmatrix reads memory that is not shared");
   if ((size_t)row % 16) emu_fail(where, "ldmatrix: the address of a row is not a multiple of 16 bytes");
   return {(const unsigned short*)row, r};
 }

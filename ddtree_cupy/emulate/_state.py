@@ -23,10 +23,11 @@ def active(seed: int = 0, *, cut_sums: bool = False, guard: bool = False) -> Ite
     seed : int
         The schedule; a correct kernel gives the same bits for every seed. 0 takes blocks and threads in index order,
         the threads of every odd block backwards. Any other seed shuffles the threads of each block, interleaves two
-        blocks at a time (not under `tsan`) and, when odd, runs the blocks backwards. The next thread is chosen in one
-        of two ways, unfair where bit 1 of the block's index and of the seed agree, fair elsewhere. Unfair: always the
-        first ready thread of the order, so that one warp runs as far ahead of the others as barriers allow. Fair: the
-        next one, or for seeds above 0 a random one.
+        blocks at a time (not under `tsan`) and takes the blocks backwards when it is odd, in an order that jumps when
+        its bit 2 is set. The next thread is chosen in one of two ways, unfair where bit 1 of the block's index and of
+        the seed agree, fair elsewhere. Unfair: always the first ready thread of the order, so that one warp runs as far
+        ahead of the others as barriers allow or, when bit 3 of the seed is set, one thread waits until no other can
+        run. Fair: the next one, or for seeds above 0 a random one.
     cut_sums : bool
         Whether matrix instructions cut sums off as the tensor cores of an H200 do (`testing.tensor_core_matmul` has
         the rule); without it each product of 16 terms is exact until it is rounded and added.

@@ -130,7 +130,8 @@ static void allocate_threads(Block& block, unsigned n) {
 }
 
 // Chooses the order of a block's threads: by a random schedule shuffled, else by index, in odd blocks backwards. An
-// unfair schedule keeps warps together: the first warp of the order can run ahead of the others.
+// unfair schedule keeps warps together, so that the first warp of the order can run ahead of the others; with bit 3 of
+// the seed it does not, so that the last thread of the order waits until no other one can run.
 static void order_threads(unsigned n, uint64_t block) {
   auto end = B->order.begin() + n;
   std::iota(B->order.begin(), end, 0u);
@@ -140,7 +141,7 @@ static void order_threads(unsigned n, uint64_t block) {
     unsigned rank[32];
     for (unsigned i = n; i--;) rank[B->order[i] >> 5] = i;
     auto by_warp = [&](unsigned a, unsigned b) { return rank[a >> 5] < rank[b >> 5]; };
-    if (!B->fair) std::stable_sort(B->order.begin(), end, by_warp);
+    if (!B->fair && !(S.launch->seed & 8)) std::stable_sort(B->order.begin(), end, by_warp);
   } else if (block & 1) {
     std::reverse(B->order.begin(), end);
   }
@@ -201,11 +202,22 @@ static void forget_shared() {
 #endif
 }
 
+// Which block is the n-th to run: odd seeds take them backwards, those with bit 2 in an order that jumps.
+static uint64_t place_of(uint64_t number, uint64_t of_all) {
+  uint64_t seed = S.launch->seed, hash = seed * 0x9E3779B97F4A7C15ull;
+  if (seed & 4) {
+    uint64_t first = (hash >> 16) % of_all, step = (hash >> 40) % of_all;
+    while (std::gcd(step, of_all) != 1) ++step;  // at the latest at of_all + 1
+    return uint64_t(((unsigned __int128)number * step + first) % of_all);
+  }
+  return seed & 1 ? of_all - 1 - number : number;
+}
+
 // Makes every thread of a block ready to run.
 static bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
   const emu_launch& l = *S.launch;
   const unsigned *grid = l.grid, *dim = l.block, n = S.num_threads;
-  uint64_t place = l.seed & 1 ? of_all - 1 - number : number;  // odd seeds run the blocks backwards
+  uint64_t place = place_of(number, of_all);
   block.number = number;
   block.index = {unsigned(place % grid[0]), unsigned(place / grid[0] % grid[1]), unsigned(place / grid[0] / grid[1])};
   block.static_shared.assign(l.static_end - l.static_begin, char(0xFF));
@@ -370,7 +382,6 @@ EMU_API void emu_fail(emu_where where, const char* format, ...) {
   abort();
 }
 
-EMU_API unsigned emu_live_mask(void) { return B->warps[S.current->linear >> 5].live; }
 EMU_API uint64_t emu_random(void) { return next_random(); }
 EMU_API emu_async_queue* emu_thread_queue(void) { return &B->queues[S.current->linear]; }
 EMU_API void emu_fence(void) { B->has_fenced = true; }

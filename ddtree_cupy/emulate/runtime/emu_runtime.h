@@ -102,6 +102,5 @@ EMU_API void emu_order_atomic(const void* address);
 // reported deadlock.
 EMU_API void emu_wait_until(int (*ready)(void* state), void* state, emu_where where);
 
-EMU_API unsigned emu_live_mask(void);      // lanes of this warp that have not left the kernel
 EMU_API uint64_t emu_random(void);         // next number of the schedule's generator
 EMU_API struct emu_async_queue* emu_thread_queue(void);  // this thread's pending cp.async copies (emu_async.h)

@@ -20,6 +20,8 @@ inline void async_copy(void* to, const void* from, unsigned bytes, unsigned sour
   if (source_bytes > bytes) emu_fail(where, "cp.async reads %u of %u bytes", source_bytes, bytes);
   if (reinterpret_cast<size_t>(to) % bytes || (source_bytes && reinterpret_cast<size_t>(from) % bytes))
     emu_fail(where, "cp.async of %u bytes: an address is not aligned to them", bytes);
+  if (!is_shared(to)) emu_fail(where, "cp.async writes to memory that is not shared");
+  if (source_bytes && is_shared(from)) emu_fail(where, "cp.async reads shared memory: it is for global memory");
   emu_async_queue& queue = *emu_thread_queue();
   emu_async_copy copy{to, from, bytes, source_bytes, queue.group};
   if (emu_ctx.random_schedule && (emu_random() & 1))

@@ -62,15 +62,17 @@ inline void __threadfence_block() {}  // within a block, barriers order
 inline void __threadfence_system() { EMU_FENCE(); }
 inline void __nanosleep(unsigned) {}
 
-#define EMU_LOAD(name)        \
-  template <class T>          \
-  T name(const T* address) {  \
-    return *address;          \
+#define EMU_LOAD(name)                                                                                 \
+  template <class T>                                                                                   \
+  T name(const T* address, EMU_FROM) {                                                                 \
+    if (emu::is_shared(address)) emu_fail(EMU_CALLER, #name " reads shared memory: it is for global memory"); \
+    return *address;                                                                                   \
   }
-#define EMU_STORE(name)                           \
-  template <class T>                              \
-  void name(T* address, emu::identity<T> value) { \
-    *address = value;                             \
+#define EMU_STORE(name)                                                                                \
+  template <class T>                                                                                   \
+  void name(T* address, emu::identity<T> value, EMU_FROM) {                                            \
+    if (emu::is_shared(address)) emu_fail(EMU_CALLER, #name " writes shared memory: it is for global memory"); \
+    *address = value;                                                                                  \
   }
 EMU_LOAD(__ldg)
 EMU_LOAD(__ldca)

@@ -31,6 +31,14 @@
 extern "C" char __start_emu_shared[] __attribute__((weak, visibility("hidden")));
 extern "C" char __stop_emu_shared[] __attribute__((weak, visibility("hidden")));
 
+namespace emu {
+inline bool is_shared(const void* address) {
+  auto place = static_cast<const char*>(address), dynamic = static_cast<const char*>(emu_ctx.dynamic_shared);
+  return (place >= __start_emu_shared && place < __stop_emu_shared) ||
+         (place >= dynamic && place < dynamic + emu_ctx.dynamic_bytes);
+}
+}  // namespace emu
+
 #define threadIdx (emu_ctx.thread_idx)
 #define blockIdx (emu_ctx.block_idx)
 #define blockDim (emu_ctx.block_dim)

@@ -157,4 +157,5 @@ EMU_FUNCTION(double, __fma_rn, (double a, double b, double c), std::fma(a, b, c)
 EMU_FUNCTION(double, rsqrt, (double a), 1.0 / std::sqrt(a))
 
 inline size_t __cvta_generic_to_shared(const void* address) { return reinterpret_cast<size_t>(address); }
+inline bool __isShared(const void* address) { return emu::is_shared(address); }
 inline long long clock64() { return 0; }

@@ -22,7 +22,7 @@
 #define __reduce_and_sync(...) emu::reduce<emu::kAnd>(EMU_HERE, __VA_ARGS__)
 #define __reduce_or_sync(...) emu::reduce<emu::kOr>(EMU_HERE, __VA_ARGS__)
 #define __reduce_xor_sync(...) emu::reduce<emu::kXorBits>(EMU_HERE, __VA_ARGS__)
-#define __activemask() emu_live_mask()  // a guess: hardware may return fewer lanes
+#define __activemask() (1u << emu_ctx.lane)  // hardware may return more lanes, but promises no more than this one
 
 namespace emu {
 
