@@ -68,14 +68,6 @@ static void fill_poison(char* begin, size_t bytes) {  // not memset: a sanitizer
 #endif
 }
 
-static void copy_unwatched(void* to, const void* from, size_t bytes) {  // not memcpy, for the same reason
-#if defined(__x86_64__)
-  asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
-#else
-  for (size_t i = 0; i < bytes; ++i) static_cast<volatile char*>(to)[i] = static_cast<const char*>(from)[i];
-#endif
-}
-
 #if defined(EMU_ASAN)
 static void name_thread(const char*) {
   const emu_uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
@@ -378,6 +370,7 @@ EMU_API void emu_fail(emu_where where, const char* format, ...) {
     if (used > 0 && size_t(used) < room) vsnprintf(out + used, room - used, format, list);
     va_end(list);
   }
+  EMU_RELEASE(&S.done_tag);
   run(S.host);
   abort();
 }

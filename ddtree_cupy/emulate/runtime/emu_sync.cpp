@@ -196,7 +196,7 @@ EMU_API const unsigned char* emu_collect(unsigned mask, int op, const void* in, 
   bool last;
   WarpGroup& group = arrive(mask, op, where, last);
   unsigned phase = group.generation & 1;
-  if (bytes) memcpy(group.deposits[phase][S.current->linear & 31], in, bytes);
+  if (bytes) copy_unwatched(group.deposits[phase][S.current->linear & 31], in, bytes);
   wait_for_group(group, last, op == kSyncWarpOperation);
   *arrived = group.expected;
   return &group.deposits[phase][0][0];
