@@ -17,19 +17,19 @@ and source line, and Python goes on; `check` guards every array, too, and ends e
 What it is not
 --------------
 - No performance model, no coalescing, no occupancy, no registers.
-- Races between two synchronisation points show only through the seeds and under `tsan`. Races between blocks show only
-  through seeds above 0, which interleave the threads of two blocks; `tsan` does not see them. A block that spins on
-  another one is reported as a deadlock or hangs.
+- Races between two synchronisation points show only through the seeds and under `tsan`, which sees those between
+  blocks, too. A block that spins on another one is reported as a deadlock or reaches the time limit.
 - Floats do not equal those of a GPU bit for bit: only `fmaf` is fused, `__expf` and `rsqrtf` are accurate, and matrix
   instructions sum in another order, unless `active(cut_sums=True)` makes them cut sums off as those of an H200 do.
   Compare floats by tolerance; integers and comparisons are exact. Subnormals are flushed by default, float64 ones too
   (see `Module`).
-- Threads run one after another, so memory is always consistent: fences do nothing, and code that relies on `volatile`
-  works here although it may fail on a GPU.
+- Threads run one after another, so memory is always consistent: fences matter to `tsan` alone, and code that relies on
+  `volatile` works here although it may fail on a GPU.
 - The host compiler accepts code that NVRTC rejects, and the reverse: run the compile check, too (`ddtree kernels`).
 - Inline PTX needs a host twin under `#ifdef DDTREE_EMULATE`, as in `cuda_src/common/ptx.cuh`; `emu_runtime.h` and
-  `emu_async.h` in `runtime/` offer what twins need. CUB, cooperative groups, `mma.h` and textures are absent, as are
-  `__shared__` objects with constructors and dynamic shared memory declared outside a function.
+  `emu_async.h` in `runtime/` offer what twins need. Textures, CUB, `mma.h`, groups of blocks and some more are refused
+  by name (docs/check_kernels.md), as are `__shared__` objects with constructors and dynamic shared memory declared
+  outside a function.
 - A pointer that is wrong, but leads into memory of this process, is found by `check` and sanitizers alone.
 - One launch at a time per process. Linux on x86-64; aarch64 through `ucontext`, slower.
 """

@@ -19,6 +19,7 @@ from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
 _HEADERS = "emulate/runtime/"
+_DEFINED = ("-DDDTREE_EMULATE=1", "-D__CUDACC__=1", "-D__CUDACC_RTC__=1", "-D__CUDA_ARCH__=EMU_ARCH")
 _FOLDER = "/kernel"  # stands for the working folder of the compiler, whatever that is, in debugging information
 _SEAL_BYTES = hashlib.sha256().digest_size
 _ENDS = "-fno-sanitize-recover=all"
@@ -240,6 +241,17 @@ def _write(path: Path, text: str) -> None:
     os.replace(file.name, path)
 
 
+def preprocessed(code: str, options: tuple[str, ...]) -> str:
+    """Return a text without macros and conditions; what it includes in angle brackets is left out."""
+    text = re.sub(r"^[ \t]*#[ \t]*include\b.*$", "", code, flags=re.MULTILINE)
+    compiler = find_compiler()
+    with tempfile.NamedTemporaryFile("w", suffix=".cpp", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+        file.flush()
+        result = _call([compiler.path, *_DEFINED, *options, "-E", "-x", "c++", "-w", file.name])
+    return result.stdout if result.returncode == 0 else code
+
+
 def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: Path, link: list[str]) -> None:
     """Compile sources and link them, in two steps: checks without a sanitizer must not bring in its library."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
@@ -277,6 +289,19 @@ def static_shared_bytes(library: Path) -> dict[str, dict[str, int]]:
     return found
 
 
+def variables(library: Path) -> dict[str, tuple[int, int]]:
+    """Return offset and bytes of every variable of the kernel's own text by its name; nothing without `objdump`."""
+    if shutil.which("objdump") is None:
+        return {}
+    table = _call(["objdump", "--syms", "--demangle", str(library)]).stdout
+    found = re.findall(r"^([0-9a-f]+) [lgu! ].{5}O \.(?:data|bss|rodata)\S*\t([0-9a-f]+)\s+(.*)$", table, re.MULTILINE)
+    return {
+        symbol.replace("(anonymous namespace)::", "").rpartition("::")[2]: (int(offset, 16), int(size, 16))
+        for offset, size, symbol in found
+        if "(anonymous namespace)::" in symbol and "emu::" not in symbol and "(" not in symbol.split("::")[-1]
+    }
+
+
 def places(library: Path, offsets: Sequence[int]) -> list[str]:
     """Return `file:line` of places in the code of a library, calls that were inlined included, innermost first.
 
@@ -303,6 +328,4 @@ def source_place(path: str, line: str) -> str:
 def _first_error(log: str) -> str:
     match = re.search(r"^(.*?:\d+(?::\d+)?: (?:fatal )?error: .*)$", log, re.MULTILINE | re.IGNORECASE)
     first = match.group(1) if match else "the compiler failed"
-    if re.search(r"Assembler messages|<inline asm>", log) or re.search(r"\basm\b", first):
-        first += "\n  inline PTX needs a host twin under #ifdef DDTREE_EMULATE"
     return first

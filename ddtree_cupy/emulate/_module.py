@@ -1,5 +1,6 @@
 """`Module`: a CUDA source compiled for the CPU, with the interface of `cupy.RawModule`."""
 
+import ctypes
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
-from ddtree_cupy.emulate._build import build, static_shared_bytes
+from ddtree_cupy.emulate._build import build, preprocessed, static_shared_bytes, variables
 from ddtree_cupy.emulate._fault import error_of, raise_for
 from ddtree_cupy.emulate._native import NativeKernel, NativeModule, Stopped
+from ddtree_cupy.emulate._refusals import refusal_in
 from ddtree_cupy.emulate._state import checked_seed, current_seed, cuts_sums
-from ddtree_cupy.emulate._translate import kernel_names, shared_alignment, translate
+from ddtree_cupy.emulate._translate import hides_kernels, kernel_names, shared_alignment, translate
 from ddtree_cupy.errors import ArgumentError, CompileError, UnsupportedError
 from ddtree_cupy.kernels.source import expand, expand_text
 
@@ -23,17 +25,20 @@ MAX_SHARED_BYTES = 232_448
 MAX_STATIC_SHARED_BYTES = 49_152
 
 
+_ARCH = re.compile(r"^(?:-arch|--gpu-architecture)=(?:sm|compute)_([0-9]+)([af]?)$")
+
+
 class Module:
     """Compile a CUDA source with the C++ compiler and run its kernels on the CPU.
 
     Parameters
     ----------
     code_or_path : str or path
-        CUDA source text, or a path that ends in `.cu` or `.cuh`. Includes in quotes are looked up beside the file and
-        in the library's own `cuda_src`.
+        CUDA source text, or a path that ends in `.cu` or `.cuh`. Includes in quotes are looked up beside the file, in
+        the folders of `-I`, and in the library's own `cuda_src`.
     options : sequence of str
-        `-DNAME=VALUE`, `-UNAME` and `-Ifolder` reach the compiler; options that mean something only to NVRTC
-        (`-std=...`, `-arch=...`, `--use_fast_math`, ...) are ignored.
+        `-DNAME=VALUE`, `-UNAME` and `-Ifolder` reach the compiler, and `-arch=sm_80` sets `__CUDA_ARCH__` (without it
+        900); options that mean something only to NVRTC (`-std=...`, `--use_fast_math`, ...) are ignored.
     name_expressions : sequence of str
         Template instances, such as `"scale<float, 4>"`. Kernels declared `extern "C"` need none.
     strict : bool
@@ -47,7 +52,8 @@ class Module:
     Raises
     ------
     CompileError
-        The source does not compile (the message starts with the file and line of the first error), or a function
+        The source does not compile (the message starts with the file and line of the first error, or of a feature that
+        the emulator has not, with what to use instead), or a function
         declares more static shared memory than the 48 KiB that CUDA allows (checked where `objdump` is installed).
     UnsupportedError
         There is no compiler, or the system is not Linux.
@@ -77,23 +83,72 @@ class Module:
         strict: bool = True,
         flush_subnormals: bool = True,
     ) -> None:
-        if isinstance(code_or_path, Path) or code_or_path.rstrip().endswith((".cu", ".cuh")):
+        folders = [Path(option[2:]) for option in _compiler_options(options) if option.startswith("-I")]
+        if isinstance(code_or_path, Path) or _is_path(code_or_path):
             path = Path(code_or_path)
-            code, self.name = expand(path.resolve() if path.exists() else str(path)), path.name
+            code = expand(path.resolve() if path.exists() else str(path), folders=folders)
+            self.name = path.name
         else:
-            code, self.name = expand_text(code_or_path), "kernel.cu"
+            code, self.name = expand_text(code_or_path, folders=folders), "kernel.cu"
         self.strict = strict
         self.flush_subnormals = flush_subnormals
-        names = list(dict.fromkeys([*name_expressions, *kernel_names(code)]))
+        self._options = (*_compiler_options(options), *_architecture(options))
+        seen = preprocessed(code, self._options) if hides_kernels(code) else code
+        names = list(dict.fromkeys([*name_expressions, *kernel_names(seen)]))
         self._shared_alignment = shared_alignment(code)
-        self._text, self._options = translate(code, names, name=self.name), _compiler_options(options)
-        self._load()
+        self._text = translate(code, names, name=self.name)
+        try:
+            self._load()
+        except CompileError as error:
+            if reason := refusal_in(code):
+                raise CompileError(f"{reason}\n{error}") from None
+            raise
 
     def _load(self) -> None:
         library = build(self._text, self._options)
         self._native = NativeModule(library)
         if self._native.static_bytes > MAX_STATIC_SHARED_BYTES:  # of all kernels together
             _check_static_shared(self.name, static_shared_bytes(library))
+
+    def get_global(self, name: str, dtype: Any = np.uint8) -> Any:
+        """Return a `__device__` or `__constant__` variable as an array over its memory.
+
+        Parameters
+        ----------
+        name : str
+            As it is declared, without namespaces.
+        dtype : data-type
+            Of its elements. `cupy.RawModule.get_global` returns a pointer, which knows no more than the bytes here.
+
+        Returns
+        -------
+        numpy.ndarray, shape (n,)
+            Writes are seen by later launches, and kernels write to it.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such variable, or its bytes are not a whole number of elements.
+
+        Examples
+        --------
+        >>> module = Module('__constant__ float c[2]; extern "C" __global__ void k(float* x) { *x = c[0] + c[1]; }')
+        >>> module.get_global("c", np.float32)[:] = 3, 4
+        >>> x = np.zeros(1, np.float32)
+        >>> module.get_function("k")((1,), (1,), (x,))
+        >>> x
+        array([7.], dtype=float32)
+        """
+        known = variables(self._native.path)
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise ArgumentError(f"{self.name} has no variable {name!r}; it has {listed}")
+        offset, nbytes = known[name]
+        wanted = np.dtype(dtype)
+        if nbytes % wanted.itemsize:
+            raise ArgumentError(f"{self.name}: {name!r} has {nbytes} bytes, not a whole number of {wanted.name}")
+        memory: Any = (ctypes.c_uint8 * nbytes).from_address(self._native.base + offset)
+        return np.frombuffer(memory, wanted)  # the library stays loaded as long as the process
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -240,6 +295,18 @@ def _dimensions(name: str, given: tuple[int, ...]) -> tuple[int, int, int]:
         if all(isinstance(size, int | np.integer) and 0 <= size < 2**32 for size in sizes):
             return int(sizes[0]), int(sizes[1]), int(sizes[2])
     raise ArgumentError(f"`{name}` is {given!r}, expected a tuple of one to three integers, 0 <= size < 2**32")
+
+
+def _is_path(text: str) -> bool:
+    return text.rstrip().endswith((".cu", ".cuh")) and not re.search(r"[\n{;]", text)
+
+
+def _architecture(options: Sequence[str]) -> tuple[str, ...]:
+    """Return what defines `__CUDA_ARCH__`: that of the last `-arch`, else of an H100 or H200."""
+    found = [match for option in options if (match := _ARCH.match(option))]
+    number, features = (found[-1][1], found[-1][2]) if found else ("90", "")
+    feature = (f"-D__CUDA_ARCH_FEAT_SM{number}_ALL=1",) if features == "a" else ()
+    return f"-DEMU_ARCH={number}0", *feature
 
 
 def _compiler_options(options: Sequence[str]) -> tuple[str, ...]:

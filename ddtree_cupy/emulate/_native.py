@@ -118,6 +118,7 @@ class NativeModule:
         section = (ctypes.c_void_p * 2).in_dll(self.library, "emu_shared_section")
         self._static = (section[0], section[1])
         self.static_bytes = (section[1] or 0) - (section[0] or 0)
+        self.base = ctypes.c_void_p.in_dll(self.library, "emu_base").value or 0
         self._error = ctypes.create_string_buffer(4096)
 
     def launch(

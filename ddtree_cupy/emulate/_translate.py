@@ -13,11 +13,18 @@ _DYNAMIC = re.compile(rf"\bextern\s+((?:{_QUALIFIER}\s+)+)([A-Za-z_][\w:<>,\s]*?
 _ALIGNMENT = re.compile(r"(?:__align__|alignas)\s*\(\s*((?:[^()]|\([^()]*\))*?)\s*\)")
 _LINE = re.compile(r'#line (\d+) "([^"]*)"')
 _ANGLE_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>\n]+)>[^\n]*$", re.MULTILINE)
-_EXTERN_C = re.compile(r'\bextern\s*"C"\s+(?=__global__)')
-_KERNEL = re.compile(
-    r'(\bextern\s*"C"\s+)?__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\([^()]*(?:\([^()]*\)[^()]*)*\)\s*)?'
-    r"(?:void\s+)?([A-Za-z_]\w*)\s*\("
+_PARENTHESES = r"\s*\((?:[^()]|\([^()]*\))*\)"
+_WORD = (
+    rf"(?:void|static|inline|__forceinline__|(?:__launch_bounds__|__maxnreg__|__block_size__|__cluster_dims__)"
+    rf"{_PARENTHESES})\s*"
 )
+_EXTERN_C = re.compile(rf'\bextern\s*"C"\s+(?=(?:{_WORD})*__global__)')
+_KERNEL = re.compile(rf'(\bextern\s*"C"\s+)?\b(?:{_WORD})*__global__\s+(?:{_WORD})*([A-Za-z_]\w*)\s*\(')
+_DEVICE_VARIABLE = re.compile(r"\b__device__(?=[^(){};=]*[;=])")
+_STATIC_SHARED = re.compile(r"\b(?:static\s+__shared__|__shared__\s+static)\b")
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|endif)", re.MULTILINE)
+_MACRO_KERNEL = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n\\]|\\\n|\\.)*__global__", re.MULTILINE)
+_OF_THE_EMULATOR = ("cooperative_groups", "cuda_pipeline")  # headers that must follow those of the host's compiler
 _EXTERN_BLOCK = re.compile(r'\bextern\s*"C"\s*\{')
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
@@ -25,6 +32,21 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 def blank_comments(code: str) -> str:
     """Return `code` with comments replaced by spaces; lines stay where they are."""
     return _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), code)
+
+
+def hides_kernels(code: str) -> bool:
+    """Whether the preprocessor decides which kernels there are: some stand behind conditions or in macros."""
+    if "__global__" not in code:
+        return False
+    if _MACRO_KERNEL.search(code):
+        return True
+    text, depth, last = blank_comments(code), 0, 0
+    for match in _CONDITION.finditer(text):
+        if depth and "__global__" in text[last : match.start()]:
+            return True
+        depth += 1 if match.group(1) == "if" else -1
+        last = match.end()
+    return False
 
 
 def kernel_names(code: str) -> list[str]:
@@ -55,14 +77,14 @@ def shared_alignment(code: str) -> int:
             if not re.fullmatch(r"[1-9][0-9]*", given) or int(given).bit_count() != 1:
                 quoted = " ".join(declaration.group().split())
                 raise CompileError(
-                    f"{_place(text, declaration.start())}: error: `{quoted}` is aligned to `{given}`, expected a "
+                    f"{place_of(text, declaration.start())}: error: `{quoted}` is aligned to `{given}`, expected a "
                     "number, a power of two in decimal digits"
                 )
             wanted.append(int(given))
     return max(wanted)
 
 
-def _place(text: str, position: int) -> str:
+def place_of(text: str, position: int) -> str:
     """Return file and line of a position, counted from the last `#line` directive before it."""
     lines = text[:position].split("\n")
     for since, line in enumerate(reversed(lines)):
@@ -98,8 +120,10 @@ def translate(code: str, kernels: list[str], *, name: str = "kernel.cu") -> str:
     """
     if not kernels:
         raise CompileError(f'{name}: no kernel: declare one as extern "C" __global__ void, or pass name_expressions')
-    includes = _ANGLE_INCLUDE.findall(code)
+    includes = sorted(_ANGLE_INCLUDE.findall(code), key=lambda path: path.startswith(_OF_THE_EMULATOR))
     body = _ANGLE_INCLUDE.sub("", code)
+    body = _STATIC_SHARED.sub("__shared__", body)
+    body = _DEVICE_VARIABLE.sub("EMU_VARIABLE", body)
     body = _DYNAMIC.sub(_dynamic_shared, body)
     body = _EXTERN_C.sub("", body)
     body = _EXTERN_BLOCK.sub("namespace {", body)
@@ -114,7 +138,9 @@ def translate(code: str, kernels: list[str], *, name: str = "kernel.cu") -> str:
             f'__attribute__((visibility("default"))) emu_kernel emu_kernels[] = {{\n{rows}}};\n',
             f'__attribute__((visibility("default"))) unsigned emu_num_kernels = {len(kernels)};\n',
             '__attribute__((visibility("default"))) char* emu_shared_section[] = '
-            "{__start_emu_shared, __stop_emu_shared};\n}\n",
+            "{__start_emu_shared, __stop_emu_shared};\n",
+            'extern __attribute__((visibility("hidden"))) char __ehdr_start[];\n'
+            '__attribute__((visibility("default"))) char* emu_base = __ehdr_start;\n}\n',
         )
     )
 

@@ -23,7 +23,7 @@ import ast
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -59,7 +59,7 @@ def source_root() -> Traversable:
     raise CompileError(f"cuda_src is missing: neither {packaged} nor {beside} exists; reinstall ddtree_cupy")
 
 
-def expand(source: str | Path, *, root: Traversable | None = None) -> str:
+def expand(source: str | Path, *, root: Traversable | None = None, folders: Sequence[Traversable] = ()) -> str:
     """Return the text of one source with our own includes expanded.
 
     Parameters
@@ -69,6 +69,8 @@ def expand(source: str | Path, *, root: Traversable | None = None) -> str:
         includes are then looked up beside it and after that in `root`.
     root : folder, optional
         Default: `source_root()`.
+    folders : sequence of folders
+        Further places of included files, looked up before `root`.
 
     Returns
     -------
@@ -82,18 +84,20 @@ def expand(source: str | Path, *, root: Traversable | None = None) -> str:
     """
     if Path(source).is_absolute():
         path = Path(source)
-        search: tuple[Traversable, ...] = (path.parent, *((root,) if root else _optional_root()))
+        search: tuple[Traversable, ...] = (path.parent, *folders, *((root,) if root else _optional_root()))
         name = path.name
     else:
-        search = (root if root is not None else source_root(),)
+        search = (*folders, root if root is not None else source_root())
         name = posixpath.normpath(str(source))
     seen: set[str] = set()
     return "\n".join(_expand(name, search, seen, "")) + "\n"
 
 
-def expand_text(code: str, *, name: str = "kernel.cu", root: Traversable | None = None) -> str:
-    """Return `code`, a source given as text, with its includes from `root` expanded."""
-    search = (root,) if root is not None else _optional_root()
+def expand_text(
+    code: str, *, name: str = "kernel.cu", root: Traversable | None = None, folders: Sequence[Traversable] = ()
+) -> str:
+    """Return `code`, a source given as text, with its includes from `folders` and `root` expanded."""
+    search = (*folders, *((root,) if root is not None else _optional_root()))
     return "\n".join(_lines(code, name, search, set())) + "\n"
 
 
@@ -116,7 +120,7 @@ def _expand(name: str, search: tuple[Traversable, ...], seen: set[str], origin: 
     text = _read(name, search)
     if text is None:
         where = ", ".join(str(folder) for folder in search)
-        raise CompileError(f"{origin}cannot find {name!r} in {where}")
+        raise CompileError(f"{origin}cannot find {name!r} in {where}; the option -Ifolder adds one")
     seen.add(name)
     yield from _lines(text, name, search, seen)
 

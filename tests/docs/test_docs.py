@@ -1,5 +1,6 @@
 """What the documents say is true: code blocks run, paths exist, tables match the code."""
 
+import doctest
 import re
 import tomllib
 from importlib import import_module
@@ -72,6 +73,17 @@ def test_names_of_this_library_in_tables_exist():
     for page in [page for page in PAGES if page.startswith("docs/from_")]:
         for module, name in re.findall(r"`(interop|explore|emulate|decode)\.(\w+)", (ROOT / page).read_text()):
             assert name in import_module(f"ddtree_cupy.{module}").__all__, (page, name)
+
+
+@pytest.mark.emulate
+def test_the_page_on_kernels_says_what_happens():
+    found = doctest.testfile(
+        str(ROOT / "docs" / "check_kernels.md"),
+        module_relative=False,
+        optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+    )
+    assert found.attempted >= 6
+    assert found.failed == 0
 
 
 def test_site_has_every_page_and_every_public_module():

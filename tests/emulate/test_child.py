@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddtree_cupy import emulate
 from ddtree_cupy.errors import ArgumentError, EmulatorError
 
-pytestmark = [pytest.mark.emulate, pytest.mark.sanitizer]
+pytestmark = [pytest.mark.emulate, pytest.mark.sanitizer, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

@@ -213,7 +213,10 @@ def test_path_and_includes(tmp_path):
     [
         ('\n\nextern "C" __global__ void k(int* y) {\n  y[0] = oops;\n}', r"kernel\.cu:4:\d+: error: .*oops"),
         ('extern "C" __global__ void k(float* y) { y[0] = INFINITY; }', "INFINITY"),
-        ('extern "C" __global__ void k(float* y) { asm volatile("membar.gl;"); }', "(?si)error.*needs a host twin"),
+        (
+            'extern "C" __global__ void k(float* y) { asm volatile("membar.gl;"); }',
+            r"(?s)^kernel\.cu:1: inline PTX .*Error",
+        ),
         ("int x;\n", "no kernel"),
         ('#include "nothing.cuh"\n', r"kernel\.cu:1: cannot find 'nothing\.cuh'"),
     ],
@@ -221,6 +224,64 @@ def test_path_and_includes(tmp_path):
 def test_compile_errors_name_file_and_line(code, message):
     with pytest.raises(CompileError, match=message):
         emulate.Module(code)
+
+
+SIMPLE = 'extern "C" __global__ void k(int* y) {}'
+
+
+@pytest.mark.parametrize(
+    ("code", "kernels"),
+    [
+        ('#define KERNEL extern "C" __global__ void\nKERNEL k(int* y) { y[0] = 1; }', ("k",)),
+        ("#define MAKE(name) " + SIMPLE.replace(" k(", " name(") + "\nMAKE(a)\nMAKE(b)", ("a", "b")),
+        ('#if 0\nextern "C" __global__ void gone(int* y) {}\n#endif\n' + SIMPLE, ("k",)),
+        (
+            '#if __CUDA_ARCH__ > 900\nextern "C" __global__ void late(int* y) {}\n#endif\n' + SIMPLE,
+            ("k",),
+        ),
+        ('extern "C" void __global__ __launch_bounds__(64) k(int* y) {}', ("k",)),
+        (SIMPLE + "  // as in kernel.cu", ("k",)),
+    ],
+    ids=["macro", "macros", "if 0", "architecture", "order", "text that ends like a path"],
+)
+def test_kernels_are_those_that_the_preprocessor_leaves(code, kernels):
+    assert emulate.Module(code).kernels == kernels
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [((), 900), (("-arch=sm_80",), 800), (("--gpu-architecture=compute_120",), 1200)]
+)
+def test_the_architecture_is_selectable(options, expected):
+    code = 'extern "C" __global__ void k(int* y) {\n#ifdef __CUDA_ARCH__\ny[0] = __CUDA_ARCH__;\n#endif\n}'
+    y = np.zeros(1, np.int32)
+    emulate.Module(code, options).get_function("k")((1,), (1,), (y,))
+    assert y[0] == expected
+
+
+def test_includes_are_looked_up_in_folders_of_the_options(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "two.cuh").write_text("#define TWO 2\n")
+    code, y = '#include "two.cuh"\nextern "C" __global__ void k(int* y) { y[0] = TWO; }', np.zeros(1, np.int32)
+    emulate.Module(code, (f"-I{tmp_path / 'inner'}",)).get_function("k")((1,), (1,), (y,))
+    assert y[0] == 2
+    with pytest.raises(CompileError, match=r"kernel\.cu:1: cannot find 'two\.cuh' in .*; the option -Ifolder adds one"):
+        emulate.Module(code)
+
+
+def test_variables_of_a_module_are_arrays():
+    code = """namespace { __constant__ float scale[2] = {2, 3}; }
+    __device__ int count = 5;
+    extern "C" __global__ void k(float* y) { y[0] = scale[0] + scale[1]; count += 1; }"""
+    module, y = emulate.Module(code), np.zeros(1, np.float32)
+    scale, count = module.get_global("scale", np.float32), module.get_global("count", np.int32)
+    assert (scale.tolist(), count.tolist()) == ([2, 3], [5])
+    scale[:] = 10, 20
+    module.get_function("k")((1,), (1,), (y,))
+    assert (y[0], count[0]) == (30, 6)
+    with pytest.raises(ArgumentError, match=r"kernel\.cu has no variable 'size'; it has count, scale"):
+        module.get_global("size")
+    with pytest.raises(ArgumentError, match=r"'count' has 4 bytes, not a whole number of float64"):
+        module.get_global("count", np.float64)
 
 
 def test_active_is_seen_in_this_context_only():

@@ -140,7 +140,7 @@ static void on_signal(int number, siginfo_t* info, void* raw) {
 // Ends the launch; Python adds the place and what happened.
 static void land() {
   S.failed = true;
-  const emu_uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
+  const uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
   snprintf(S.launch->error, S.launch->error_bytes, "block (%u,%u,%u) thread (%u,%u,%u): ", b.x, b.y, b.z, t.x, t.y,
            t.z);
   run(S.host);

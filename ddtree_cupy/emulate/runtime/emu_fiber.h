@@ -54,7 +54,7 @@ enum class State : unsigned char { ready, block_barrier, named_barrier, warp_op,
 struct Fiber {
   void* stack_pointer = nullptr;
   char* stack = nullptr;
-  emu_uint3 index{};
+  uint3 index{};
   unsigned linear = 0;
   State state = State::done;
   emu_where where{"", 0};

@@ -70,7 +70,7 @@ static void fill_poison(char* begin, size_t bytes) {  // not memset: a sanitizer
 
 #if defined(EMU_ASAN)
 static void name_thread(const char*) {
-  const emu_uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
+  const uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
   fprintf(stderr, "in block (%u,%u,%u) thread (%u,%u,%u)\n", b.x, b.y, b.z, t.x, t.y, t.z);
 }
 #endif
@@ -362,7 +362,7 @@ EMU_API void emu_fail(emu_where where, const char* format, ...) {
     S.failed = true;
     char* out = S.launch->error;
     size_t room = S.launch->error_bytes;
-    const emu_uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
+    const uint3 &b = emu_ctx.block_idx, &t = emu_ctx.thread_idx;
     int used = snprintf(out, room, "block (%u,%u,%u) thread (%u,%u,%u): %s:%d: ", b.x, b.y, b.z, t.x, t.y, t.z,
                         where.file, where.line);
     va_list list;

@@ -8,7 +8,7 @@
 
 #define EMU_API extern "C" __attribute__((visibility("default")))
 
-struct emu_uint3 {
+struct uint3 {  // CUDA's, of threadIdx and its relatives
   unsigned x, y, z;
 };
 
@@ -23,7 +23,7 @@ constexpr uintptr_t kNoShared = 0x8000;  // an address that no memory has, to te
 
 // The fiber that runs now.
 struct emu_context {
-  emu_uint3 thread_idx, block_idx, block_dim, grid_dim;
+  uint3 thread_idx, block_idx, block_dim, grid_dim;
   unsigned lane, linear;       // linear = x + dim.x * (y + dim.y * z), lane = linear % 32
   void* dynamic_shared;        // exactly `dynamic_bytes` long; kNoShared when that is 0
   size_t dynamic_bytes;

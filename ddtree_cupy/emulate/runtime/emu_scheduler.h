@@ -37,7 +37,7 @@ struct NamedBarrier {
 // A block that has begun and not ended, while `alive` is above 0.
 struct Block {
   uint64_t number = 0;  // in the order of their beginnings
-  emu_uint3 index{};
+  uint3 index{};
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<emu_async_queue> queues;    // one per thread

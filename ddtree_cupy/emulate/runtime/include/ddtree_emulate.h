@@ -6,4 +6,6 @@
 #include "emu_math.h"
 #include "emu_half.h"
 #include "emu_async.h"
+#include "emu_intrinsics.h"
+#include "emu_simd.h"
 #include "emu_kernel.h"

@@ -112,6 +112,21 @@ struct alignas(2) Small {
 template <class Format>
 struct alignas(4) SmallPair {
   Small<Format> x, y;
+  SmallPair operator-() const { return {-x, -y}; }
+  SmallPair& operator+=(SmallPair o) { return *this = *this + o; }
+  SmallPair& operator-=(SmallPair o) { return *this = *this - o; }
+  SmallPair& operator*=(SmallPair o) { return *this = *this * o; }
+  SmallPair& operator/=(SmallPair o) { return *this = *this / o; }
+  friend SmallPair operator+(SmallPair a, SmallPair b) { return {a.x + b.x, a.y + b.y}; }
+  friend SmallPair operator-(SmallPair a, SmallPair b) { return {a.x - b.x, a.y - b.y}; }
+  friend SmallPair operator*(SmallPair a, SmallPair b) { return {a.x * b.x, a.y * b.y}; }
+  friend SmallPair operator/(SmallPair a, SmallPair b) { return {a.x / b.x, a.y / b.y}; }
+  friend bool operator==(SmallPair a, SmallPair b) { return a.x == b.x && a.y == b.y; }
+  friend bool operator!=(SmallPair a, SmallPair b) { return a.x != b.x && a.y != b.y; }
+  friend bool operator<(SmallPair a, SmallPair b) { return a.x < b.x && a.y < b.y; }
+  friend bool operator>(SmallPair a, SmallPair b) { return a.x > b.x && a.y > b.y; }
+  friend bool operator<=(SmallPair a, SmallPair b) { return a.x <= b.x && a.y <= b.y; }
+  friend bool operator>=(SmallPair a, SmallPair b) { return a.x >= b.x && a.y >= b.y; }
 };
 
 }  // namespace emu

@@ -14,7 +14,8 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
+#define __constant__ EMU_VARIABLE
+#define EMU_VARIABLE __attribute__((used))  // Python may write it
 #define __managed__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
@@ -54,23 +55,40 @@ inline bool is_shared(const void* address) {
 #undef assert
 #define assert(...) ((__VA_ARGS__) ? (void)0 : emu_fail(EMU_HERE, "assert(%s) failed", #__VA_ARGS__))
 #define __trap() emu_fail(EMU_HERE, "__trap()")
+#define __brkpt() emu_fail(EMU_HERE, "__brkpt()")
 #define __builtin_assume(...) ((void)0)
+#define __assume(...) ((void)0)
+#define __builtin_assume_aligned(pointer, ...) (pointer)
 
+#define EMU_VECTOR3(T, N) \
+  struct N##3 { T x, y, z; };
 #define EMU_VECTOR(T, N, ALIGN2, ALIGN4)                            \
   struct alignas(ALIGN2) N##2 { T x, y; };                          \
-  struct N##3 { T x, y, z; };                                       \
   struct alignas(ALIGN4) N##4 { T x, y, z, w; };                    \
   struct N##1 { T x; };                                             \
   inline N##1 make_##N##1(T x) { return {x}; }                      \
   inline N##2 make_##N##2(T x, T y) { return {x, y}; }              \
   inline N##3 make_##N##3(T x, T y, T z) { return {x, y, z}; }      \
   inline N##4 make_##N##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+EMU_VECTOR3(signed char, char)
+EMU_VECTOR3(unsigned char, uchar)
+EMU_VECTOR3(short, short)
+EMU_VECTOR3(unsigned short, ushort)
+EMU_VECTOR3(int, int)
+EMU_VECTOR3(long, long)
+EMU_VECTOR3(unsigned long, ulong)
+EMU_VECTOR3(long long, longlong)
+EMU_VECTOR3(unsigned long long, ulonglong)
+EMU_VECTOR3(float, float)
+EMU_VECTOR3(double, double)
 EMU_VECTOR(signed char, char, 2, 4)
 EMU_VECTOR(unsigned char, uchar, 2, 4)
 EMU_VECTOR(short, short, 4, 8)
 EMU_VECTOR(unsigned short, ushort, 4, 8)
 EMU_VECTOR(int, int, 8, 16)
 EMU_VECTOR(unsigned, uint, 8, 16)
+EMU_VECTOR(long, long, 16, 16)
+EMU_VECTOR(unsigned long, ulong, 16, 16)
 EMU_VECTOR(long long, longlong, 16, 16)
 EMU_VECTOR(unsigned long long, ulonglong, 16, 16)
 EMU_VECTOR(float, float, 8, 16)
@@ -78,4 +96,13 @@ EMU_VECTOR(double, double, 16, 16)
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+  constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+  constexpr operator uint3() const { return {x, y, z}; }
 };
+
+// As NVRTC defines them. Not before the headers of the host's compiler, which some of them would change.
+#define __CUDACC__ 1
+#define __CUDACC_RTC__ 1
+#define __CUDA_ARCH__ EMU_ARCH
+#define __CUDACC_VER_MAJOR__ 13
+#define __CUDACC_VER_MINOR__ 0

@@ -115,16 +115,6 @@ EMU_FUNCTION(float, __ll2float_rn, (long long v), float(v))
 EMU_FUNCTION(double, __int2double_rn, (int v), double(v))
 EMU_FUNCTION(double, __uint2double_rn, (unsigned v), double(v))
 EMU_FUNCTION(double, __ll2double_rn, (long long v), double(v))
-EMU_FUNCTION(int, __float2int_rn, (float v), emu::saturate_cast<int>(std::nearbyint(v)))
-EMU_FUNCTION(int, __float2int_rz, (float v), emu::saturate_cast<int>(v))
-EMU_FUNCTION(int, __float2int_rd, (float v), emu::saturate_cast<int>(std::floor(v)))
-EMU_FUNCTION(int, __float2int_ru, (float v), emu::saturate_cast<int>(std::ceil(v)))
-EMU_FUNCTION(unsigned, __float2uint_rn, (float v), emu::saturate_cast<unsigned>(std::nearbyint(v)))
-EMU_FUNCTION(unsigned, __float2uint_rz, (float v), emu::saturate_cast<unsigned>(v))
-EMU_FUNCTION(long long, __float2ll_rz, (float v), emu::saturate_cast<long long>(v))
-EMU_FUNCTION(int, __double2int_rn, (double v), emu::saturate_cast<int>(std::nearbyint(v)))
-EMU_FUNCTION(int, __double2int_rz, (double v), emu::saturate_cast<int>(v))
-EMU_FUNCTION(long long, __double2ll_rz, (double v), emu::saturate_cast<long long>(v))
 // float32 arithmetic
 EMU_FUNCTION(float, __fadd_rn, (float a, float b), a + b)
 EMU_FUNCTION(float, __fsub_rn, (float a, float b), a - b)
@@ -158,4 +148,3 @@ EMU_FUNCTION(double, rsqrt, (double a), 1.0 / std::sqrt(a))
 
 inline size_t __cvta_generic_to_shared(const void* address) { return reinterpret_cast<size_t>(address); }
 inline bool __isShared(const void* address) { return emu::is_shared(address); }
-inline long long clock64() { return 0; }
