@@ -42,6 +42,13 @@ LAST = """if (t == 0) {{
     if (atomicAdd(&x[0], 1) == gridDim.x - 1)
       for (int i = 1; i <= gridDim.x; ++i) x[63] += x[i];
   }}"""
+LOOP = """__shared__ int s[64];
+  for (int i = 0; i < 3; ++i) {{
+    s[t] = t + i;
+    __syncthreads();
+    x[64 * b + t] += s[63 - t];
+    {}
+  }}"""
 AFTER = """__shared__ int s[32];
   s[t] = t;
   __syncwarp();
@@ -58,11 +65,12 @@ AFTER = """__shared__ int s[32];
         ("atomicAdd(&x[0], 1);", "x[0] += 1;", {}),
         ("atomicAdd(&x[0], 1);", "x[0] += 1;", {"threads": 1, "blocks": 4}),
         (SHARED.format("__syncthreads();"), SHARED.format(""), {"threads": 64, "blocks": 3, "length": 192}),
+        (LOOP.format("__syncthreads();"), LOOP.format(""), {"threads": 64, "blocks": 2, "length": 128}),
         (AFTER.format("__syncwarp()"), AFTER.format("__shfl_sync(~0u, v, 0)"), {}),
         (AFTER.format("__syncwarp()"), AFTER.format("__ballot_sync(~0u, 1)"), {}),
         (LAST.format("__threadfence();"), LAST.format(""), {"threads": 1, "blocks": 6}),
     ],
-    ids=["threads", "blocks", "shared", "shuffle", "vote", "fence"],
+    ids=["threads", "blocks", "shared", "loop", "shuffle", "vote", "fence"],
 )
 def test_races_are_found_and_what_is_ordered_is_not(right, wrong, options):
     check(right, **options)

@@ -8,10 +8,17 @@
 
 namespace emu_rt {
 
+// What orders threads for TSan: those who arrive release it, those who go on acquire it. There are two, taken in turn:
+// a fast thread arrives for the next time before a slow one has gone on from this time.
+struct Order {
+  char places[2];
+};
+
 // Lanes that meet under one mask. Deposits are double-buffered: a lane may reach the next collective before a slow
 // one has read the results of this one.
 struct WarpGroup {
   unsigned mask, arrived, expected, generation;
+  Order order;
   int op;
   emu_where where;
   alignas(16) unsigned char deposits[2][32][16];
@@ -26,9 +33,11 @@ struct BlockBarrier {
   unsigned arrived = 0, generation = 0;
   emu_where where{"", 0};
   int kind = 0, accumulated = 0, result[2] = {0, 0};
+  Order order{};
 };
 struct NamedBarrier {
-  unsigned count = 0, arrived = 0;
+  unsigned count = 0, arrived = 0, generation = 0;
+  Order order{};
   emu_where where{"", 0};       // of the newest arrival
   void* deposits[1024] = {};
   bool has_arrived[1024] = {};  // by thread, since the barrier last completed

@@ -5,13 +5,14 @@ namespace emu_rt {
 
 constexpr int kSyncWarpOperation = 1;  // emu::kSyncWarp of emu_warp.h
 
+// The place that orders what is in its n-th use.
+static void* place_of(Order& order, unsigned generation) { return &order.places[generation & 1]; }
+
 static void release_block_barrier() {
   BlockBarrier& b = B->barrier;
   b.result[b.generation & 1] = b.accumulated;
   ++b.generation;
   b.arrived = 0;
-  EMU_ACQUIRE(&B->barrier);
-  EMU_RELEASE(&B->barrier);
   for (unsigned i = 0; i < S.num_threads; ++i)
     if (B->fibers[i].state == State::block_barrier) set_ready(B->fibers[i]);
 }
@@ -104,10 +105,9 @@ static WarpGroup& arrive(unsigned mask, int op, emu_where where, bool& last) {
 
 // `orders` tells TSan that memory is ordered, too: among the collectives that is __syncwarp alone.
 static void wait_for_group(WarpGroup& group, bool last, bool orders) {
-  if (orders) EMU_RELEASE(&group);
+  void* order = place_of(group.order, group.generation);
+  if (orders) EMU_RELEASE(order);
   if (last) {
-    if (orders) EMU_ACQUIRE(&group);
-    if (orders) EMU_RELEASE(&group);
     group.expected = group.arrived;
     release_group(group, S.current->linear >> 5);
   } else {
@@ -115,7 +115,7 @@ static void wait_for_group(WarpGroup& group, bool last, bool orders) {
     set_waiting(*S.current, State::warp_op, group.where);
     yield();
   }
-  if (orders) EMU_ACQUIRE(&group);
+  if (orders) EMU_ACQUIRE(order);
 }
 
 static bool is_syncthreads(int id, unsigned count) { return id == 0 && count == (S.num_threads + 31) / 32 * 32; }
@@ -137,7 +137,7 @@ static NamedBarrier& arrive_named(int id, unsigned count, void* mine, emu_where 
   barrier.has_arrived[S.current->linear] = true;
   barrier.deposits[S.current->linear] = mine;
   ++barrier.arrived;
-  EMU_RELEASE(&barrier);
+  EMU_RELEASE(place_of(barrier.order, barrier.generation));
   return barrier;
 }
 
@@ -153,6 +153,7 @@ static void run_on_deposits(const NamedBarrier& barrier, void (*fn)(void** depos
 // arrives (bar.arrive) is ordered after nobody, even if it is the last.
 static void complete_named(int id, NamedBarrier& barrier) {
   barrier.arrived = 0;
+  ++barrier.generation;
   memset(barrier.deposits, 0, sizeof barrier.deposits);
   memset(barrier.has_arrived, 0, sizeof barrier.has_arrived);
   for (unsigned i = 0; i < S.num_threads; ++i)
@@ -181,13 +182,13 @@ EMU_API int emu_syncthreads(emu_where where, int kind, int predicate) {
   if (kind == 1) b.accumulated += predicate != 0;
   if (kind == 2) b.accumulated &= predicate != 0;
   if (kind == 3) b.accumulated |= predicate != 0;
-  EMU_RELEASE(&B->barrier);
   unsigned generation = b.generation;
+  EMU_RELEASE(place_of(b.order, generation));
   ++b.arrived;
   set_waiting(*S.current, State::block_barrier, where);
   if (b.arrived == B->alive) release_block_barrier();
   yield();
-  EMU_ACQUIRE(&B->barrier);
+  EMU_ACQUIRE(place_of(b.order, generation));
   return b.result[generation & 1];
 }
 
@@ -206,9 +207,10 @@ EMU_API void emu_collect_fn(unsigned mask, int op, void* mine, void (*fn)(void**
   bool last;
   WarpGroup& group = arrive(mask, op, where, last);
   group.pointers[S.current->linear & 31] = mine;
-  EMU_RELEASE(&group);
+  void* order = place_of(group.order, group.generation);
+  EMU_RELEASE(order);
   if (last) {
-    EMU_ACQUIRE(&group);
+    EMU_ACQUIRE(order);
     fn(group.pointers);
   }
   wait_for_group(group, last, true);
@@ -219,9 +221,10 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
   if (is_syncthreads(id, count)) {
     B->named[0].count = count;  // so that reset_barriers forgets what a failed launch leaves
     B->named[0].deposits[S.current->linear] = mine;
-    EMU_RELEASE(&B->barrier);
+    void* order = place_of(B->barrier.order, B->barrier.generation);
+    EMU_RELEASE(order);
     if (fn && B->barrier.arrived + 1 == B->alive) {
-      EMU_ACQUIRE(&B->barrier);
+      EMU_ACQUIRE(order);
       run_on_deposits(B->named[0], fn);
     }
     emu_syncthreads(where, 0, 0);
@@ -229,11 +232,12 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
     return;
   }
   NamedBarrier& barrier = arrive_named(id, count, mine, where);
+  void* order = place_of(barrier.order, barrier.generation);
   if (barrier.arrived == count) {
     if (fn) {
-      EMU_ACQUIRE(&barrier);
+      EMU_ACQUIRE(order);
       run_on_deposits(barrier, fn);
-      EMU_RELEASE(&barrier);
+      EMU_RELEASE(order);
     }
     complete_named(id, barrier);
   } else {
@@ -241,7 +245,7 @@ EMU_API void emu_named_barrier(int id, unsigned count, void* mine, void (*fn)(vo
     set_waiting(*S.current, State::named_barrier, where);
     yield();
   }
-  EMU_ACQUIRE(&barrier);
+  EMU_ACQUIRE(order);
 }
 
 EMU_API void emu_named_arrive(int id, unsigned count, emu_where where) {
