@@ -8,7 +8,7 @@ from typing import Any
 
 from ddtree_cupy import __version__, _doctor
 from ddtree_cupy._terminal import EXIT_FAILED, run_command, show
-from ddtree_cupy.cli import decode, tree
+from ddtree_cupy.cli import check, decode, tree
 from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.explore.__main__ import add_commands as add_explore_commands
 
@@ -35,6 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     explore = commands.add_parser("explore", help="which tree should be drafted: replay policies over recorded rounds")
     explore.set_defaults(run=_helper(explore))
     add_explore_commands(explore)
+
+    check.add_command(commands)
 
     doctor = commands.add_parser("doctor", help="show what is installed and which backends work")
     doctor.set_defaults(run=_run_doctor)

@@ -6,7 +6,6 @@ from typing import Any
 
 from ddtree_cupy._check import Checker
 from ddtree_cupy.emulate import env
-from ddtree_cupy.emulate._arguments import from_numbers
 from ddtree_cupy.emulate._child import run_in_child
 from ddtree_cupy.emulate._fault import SI_KERNEL, error_of, raise_for
 from ddtree_cupy.emulate._module import Function
@@ -104,7 +103,7 @@ def check(
     if timeout is not None:
         options.real("timeout", timeout, above=0.0)
     schedule = None if seed is None else checked_seed("emulate.check", seed)
-    values = from_numbers(kernel.name, kernel.parameters, tuple(args))
+    values = kernel.numbers(args)
     if sanitizer is not None:
         options.choice("sanitizer", sanitizer, SANITIZERS)
         if max_steps is not None:

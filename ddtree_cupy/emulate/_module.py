@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy.emulate._arguments import Parameter, pack, parameters_of
+from ddtree_cupy.emulate._arguments import Parameter, from_numbers, pack, parameters_of
 from ddtree_cupy.emulate._build import build, preprocessed, static_shared_bytes, variables
 from ddtree_cupy.emulate._fault import error_of, raise_for
 from ddtree_cupy.emulate._native import NativeKernel, NativeModule, Stopped
@@ -92,6 +92,7 @@ class Module:
             code, self.name = expand_text(code_or_path, folders=folders), "kernel.cu"
         self.strict = strict
         self.flush_subnormals = flush_subnormals
+        self.code = code
         self._options = (*_compiler_options(options), *_architecture(options))
         seen = preprocessed(code, self._options) if hides_kernels(code) else code
         names = list(dict.fromkeys([*name_expressions, *kernel_names(seen)]))
@@ -236,6 +237,10 @@ class Function:
             self._launch(grid, block, tuple(args), shared_mem, schedule, strided, {})
         except Stopped as stopped:
             raise_for(error_of(self.name, stopped, args, {}))
+
+    def numbers(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Return arguments with Python numbers as NumPy scalars of the types that the kernel takes."""
+        return from_numbers(self.name, self.parameters, tuple(args))
 
     def checked(
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int, strided: bool

@@ -45,7 +45,7 @@ ALLOWED = {
     "__init__": CONTAINERS | set(OPS) | {"_call", "_bind"},
     "decode": API | {"_progress", "_files", "_terminal"},
     "explore": API | {"decode", "_progress", "_files", "_terminal", "bench.measurements", "viz"},
-    "testing": API,
+    "testing": API | {"compile_check"},
     "viz": CONTAINERS,
     "interop": CONTAINERS,
     "bench": API | {"testing", "_terminal", "_files"},
