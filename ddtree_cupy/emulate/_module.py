@@ -26,6 +26,8 @@ MAX_STATIC_SHARED_BYTES = 49_152
 
 
 _ARCH = re.compile(r"^(?:-arch|--gpu-architecture)=(?:sm|compute)_([0-9]+)([af]?)$")
+_SHORT = ("-D", "-U", "-I")
+_WITH_VALUE = (*_SHORT, "-arch", "--gpu-architecture", "--define-macro", "--undefine-macro", "--include-path")
 
 
 class Module:
@@ -83,6 +85,7 @@ class Module:
         strict: bool = True,
         flush_subnormals: bool = True,
     ) -> None:
+        options = _joined(options)
         folders = [Path(option[2:]) for option in _compiler_options(options) if option.startswith("-I")]
         if isinstance(code_or_path, Path) or _is_path(code_or_path):
             path = Path(code_or_path)
@@ -304,6 +307,17 @@ def _dimensions(name: str, given: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _is_path(text: str) -> bool:
     return text.rstrip().endswith((".cu", ".cuh")) and not re.search(r"[\n{;]", text)
+
+
+def _joined(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the options, each in one word with its value, which NVRTC takes as a word of its own, too."""
+    words: list[str] = []
+    for option in options:
+        if words and words[-1] in _WITH_VALUE:
+            words[-1] += ("=" if words[-1] not in _SHORT else "") + option
+        else:
+            words.append(re.sub(r"^(-[DUI])\s+", r"\1", option))
+    return tuple(words)
 
 
 def _architecture(options: Sequence[str]) -> tuple[str, ...]:

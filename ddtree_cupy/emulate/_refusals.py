@@ -57,6 +57,11 @@ REFUSALS = (
         r"\b(?:erfinv|erfcinv|normcdfinv|cyl_bessel_i[01])f?\b",
         "compute them in NumPy and pass a table",
     ),
+    Refusal(
+        "video instructions beyond sums, differences, extremes and comparisons",
+        r"\b__v(?:abs|add|avg|cmp|had|ib|im|max|min|neg|sad|set|sub)\w*[24]\s*\(",
+        "unpack the halves or bytes with shifts",
+    ),
     Refusal("the address space of constants", r"\b__is(?:Constant|GridConstant)\b", "`__isGlobal` and `__isShared`"),
     Refusal(
         "inline PTX without a host twin",

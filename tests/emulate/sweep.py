@@ -306,6 +306,7 @@ SNIPPETS = [
         ("__dp2a_lo(0x00020003, 0x00000201, 1)", 8),
         ("__dp2a_hi(0x00020003, 0x02010000, 1)", 8),
     ),
+    *refused("video instructions", ("video instructions", "y[t] = __vsads4(t, 2);")),
     *values("video instructions")(
         ("__vadd2(0x0001ffff, 0x00010001) == 0x00020000", 1),
         ("__vsub4(0x03030303, 0x01010101) == 0x02020202", 1),

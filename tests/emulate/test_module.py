@@ -249,7 +249,14 @@ def test_kernels_are_those_that_the_preprocessor_leaves(code, kernels):
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"), [((), 900), (("-arch=sm_80",), 800), (("--gpu-architecture=compute_120",), 1200)]
+    ("options", "expected"),
+    [
+        ((), 900),
+        (("-arch=sm_80",), 800),
+        (("-arch", "sm_86"), 860),
+        (("--gpu-architecture=compute_120",), 1200),
+        (("-D", "WIDE", "-D FAST=1", "--gpu-architecture", "sm_80"), 800),
+    ],
 )
 def test_the_architecture_is_selectable(options, expected):
     code = 'extern "C" __global__ void k(int* y) {\n#ifdef __CUDA_ARCH__\ny[0] = __CUDA_ARCH__;\n#endif\n}'
