@@ -202,7 +202,10 @@ def _on_gpu(function: Function, case: Callable[[Any], Launch], options: Sequence
         cupy.cuda.runtime.getDevice()
     except Exception as error:  # an import error, a missing driver
         return Gate("gpu", None, f"no GPU here ({type(error).__name__})")
-    compiled = cupy.RawModule(code=function.module.code, options=tuple(options)).get_function(function.name)
+    try:
+        compiled = cupy.RawModule(code=function.module.code, options=tuple(options)).get_function(function.name)
+    except cupy.cuda.compiler.CompileException as error:
+        return Gate("gpu", False, str(error).splitlines()[0])
 
     def attempt(draw: Any) -> tuple[str, str]:
         launch = case(draw)
