@@ -32,7 +32,7 @@ from typing import Any
 
 from ddtree_cupy.errors import CompileError
 
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+_INCLUDE = re.compile(r'^\s*#\s*include\s*("[^"]+"|<[^>]+>)')
 _PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
 _CONSTANT = re.compile(r"^constexpr\s+[\w ]+?\b(\w+(?:<\w+>)?)\s*=\s*([^;]+);", re.MULTILINE)
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
@@ -75,7 +75,8 @@ def expand(source: str | Path, *, root: Traversable | None = None, folders: Sequ
     Returns
     -------
     str
-        Each header appears once, at its first include. `#include <...>` lines stay.
+        Each header appears once, at its first include. `#include <...>` lines stay unless the file is in one of these
+        folders.
 
     Raises
     ------
@@ -132,7 +133,10 @@ def _lines(text: str, name: str, search: tuple[Traversable, ...], seen: set[str]
         if match is None:
             yield "" if _PRAGMA_ONCE.match(line) else line
             continue
-        wanted = _resolve(match.group(1), name, search)
+        wanted = _resolve(match[1][1:-1], name, search)
+        if match[1][0] == "<" and _read(wanted, search) is None:  # the compiler's own
+            yield line
+            continue
         if wanted in seen:
             yield ""
             continue

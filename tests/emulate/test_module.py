@@ -268,9 +268,11 @@ def test_the_architecture_is_selectable(options, expected):
 def test_includes_are_looked_up_in_folders_of_the_options(tmp_path):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "two.cuh").write_text("#define TWO 2\n")
-    code, y = '#include "two.cuh"\nextern "C" __global__ void k(int* y) { y[0] = TWO; }', np.zeros(1, np.int32)
-    emulate.Module(code, (f"-I{tmp_path / 'inner'}",)).get_function("k")((1,), (1,), (y,))
-    assert y[0] == 2
+    code = '#include "two.cuh"\nextern "C" __global__ void k(int* y) { y[0] += TWO; }'
+    for text in (code, code.replace('"two.cuh"', "<two.cuh>")):
+        y = np.zeros(1, np.int32)
+        emulate.Module(text, (f"-I{tmp_path / 'inner'}",)).get_function("k")((1,), (1,), (y,))
+        assert y[0] == 2
     with pytest.raises(CompileError, match=r"kernel\.cu:1: cannot find 'two\.cuh' in .*; the option -Ifolder adds one"):
         emulate.Module(code)
 
