@@ -7,20 +7,17 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddtree_cupy.emulate import env
+from ddtree_cupy.emulate._symbols import FOLDER, tool_output
 from ddtree_cupy.errors import CompileError, EmulatorError, UnsupportedError
 
 RUNTIME = Path(__file__).resolve().parent / "runtime"
-_HEADERS = "emulate/runtime/"
 _DEFINED = ("-DDDTREE_EMULATE=1", "-D__CUDACC__=1", "-D__CUDACC_RTC__=1", "-D__CUDA_ARCH__=EMU_ARCH")
-_FOLDER = "/kernel"  # stands for the working folder of the compiler, whatever that is, in debugging information
 _SEAL_BYTES = hashlib.sha256().digest_size
 _ENDS = "-fno-sanitize-recover=all"
 _SANITIZE_FLAGS = {
@@ -76,11 +73,11 @@ def find_compiler() -> Compiler:
 
 @functools.cache
 def _describe(path: str) -> Compiler:
-    version = _call([path, "--version"]).stdout.partition("\n")[0]
+    version = tool_output([path, "--version"]).stdout.partition("\n")[0]
     flags = []
     # Uninitialised local variables hold a pattern, as registers on a GPU hold old values; compilers before 2022 cannot.
     probe = [path, "-ftrivial-auto-var-init=pattern", "-E", "-x", "c++", os.devnull]
-    if _call(probe).returncode == 0:
+    if tool_output(probe).returncode == 0:
         flags.append("-ftrivial-auto-var-init=pattern")
     if platform.machine() == "x86_64":
         flags += [flag for flag in ("-mfma", "-mavx2") if {"fma", "avx2"} <= _cpu_flags()]
@@ -95,15 +92,6 @@ def _cpu_flags() -> frozenset[str]:
         return frozenset()
     match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     return frozenset(match.group(1).split()) if match else frozenset()
-
-
-def _call(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    # A preloaded sanitizer would run, and complain, inside the compiler.
-    clean = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
-    clean["LC_ALL"] = "C"
-    return subprocess.run(
-        command, capture_output=True, encoding="utf-8", errors="surrogateescape", env=clean, check=False
-    )
 
 
 def sanitizer_environment(kind: str) -> dict[str, str]:
@@ -145,7 +133,7 @@ def _sanitizer_library(compiler: Compiler, runtime: str) -> str:
         # clang does not watch objects in a named section, and all static shared memory is in one.
         raise UnsupportedError(f"sanitizers need g++, the emulator's compiler is {compiler.path}")
     name = f"lib{runtime}.so"
-    path = _call([compiler.path, f"-print-file-name={name}"]).stdout.strip()
+    path = tool_output([compiler.path, f"-print-file-name={name}"]).stdout.strip()
     if not os.path.isabs(path):
         raise UnsupportedError(f"{compiler.path} has no {name}: install its sanitizer runtime")
     return path
@@ -248,7 +236,7 @@ def preprocessed(code: str, options: tuple[str, ...]) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".cpp", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
         file.flush()
-        result = _call([compiler.path, *_DEFINED, *options, "-E", "-x", "c++", "-w", file.name])
+        result = tool_output([compiler.path, *_DEFINED, *options, "-E", "-x", "c++", "-w", file.name])
     return result.stdout if result.returncode == 0 else code
 
 
@@ -256,7 +244,7 @@ def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: 
     """Compile sources and link them, in two steps: checks without a sanitizer must not bring in its library."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         objects = [f"{folder}/{source.stem}.o" for source in sources]
-        here = f"-fdebug-prefix-map={os.getcwd()}={_FOLDER}"
+        here = f"-fdebug-prefix-map={os.getcwd()}={FOLDER}"
         for source, made in zip(sources, objects, strict=True):
             _run(compiler, [*flags, here, "-c", str(source), "-o", made], source)
         aside = Path(folder, target.name)
@@ -269,60 +257,12 @@ def _compile(compiler: Compiler, flags: list[str], sources: list[Path], target: 
 
 
 def _run(compiler: Compiler, arguments: list[str], source: Path) -> None:
-    result = _call([compiler.path, *arguments])
+    result = tool_output([compiler.path, *arguments])
     if result.returncode:
         raise CompileError(
             f"{_first_error(result.stderr)}\n  compiled for the CPU emulator by {compiler.version}, "
             f"full text in {source}\n{result.stderr[:4000]}"
         )
-
-
-def static_shared_bytes(library: Path) -> dict[str, dict[str, int]]:
-    """Return the bytes of every static `__shared__` object by function and name; nothing where objdump is missing."""
-    if shutil.which("objdump") is None:
-        return {}
-    found: dict[str, dict[str, int]] = {}
-    table = _call(["objdump", "--syms", "--demangle", str(library)]).stdout
-    for size, symbol in re.findall(r" O emu_shared\t([0-9a-f]+)\s+(.*)$", table, re.MULTILINE):
-        owner, _, name = symbol.replace("(anonymous namespace)::", "").replace("[abi:emu_shared]", "").rpartition("::")
-        found.setdefault(owner, {})[name] = int(size, 16)
-    return found
-
-
-def variables(library: Path) -> dict[str, tuple[int, int]]:
-    """Return offset and bytes of every variable of the kernel's own text by its name; nothing without `objdump`."""
-    if shutil.which("objdump") is None:
-        return {}
-    table = _call(["objdump", "--syms", "--demangle", str(library)]).stdout
-    found = re.findall(r"^([0-9a-f]+) [lgu! ].{5}O \.(?:data|bss|rodata)\S*\t([0-9a-f]+)\s+(.*)$", table, re.MULTILINE)
-    return {
-        symbol.replace("(anonymous namespace)::", "").rpartition("::")[2]: (int(offset, 16), int(size, 16))
-        for offset, size, symbol in found
-        if "(anonymous namespace)::" in symbol and "emu::" not in symbol and "(" not in symbol.split("::")[-1]
-    }
-
-
-def places(library: Path, offsets: Sequence[int]) -> list[str]:
-    """Return `file:line` of places in the code of a library, calls that were inlined included, innermost first.
-
-    Without `addr2line`, which comes with g++, there are none. Places in the emulator's own code are left out.
-    """
-    if not offsets or shutil.which("addr2line") is None:
-        return []
-    lines = _call(["addr2line", "-i", "-e", str(library), *map(hex, offsets)]).stdout.splitlines()
-    found = [re.match(r"(.*):(\d+)", line) for line in lines]
-    return [source_place(match[1], match[2]) for match in found if match and is_own_code(match[1])]
-
-
-def is_own_code(path: str) -> bool:
-    """Whether a file named in debugging information is the kernel's, not the emulator's or the system's."""
-    is_system = path.startswith(("/usr/", "/lib", "../", "<", "??"))
-    return not is_system and _HEADERS not in path and not re.search(r"[0-9a-f]{24}\.cpp$|^(?:/kernel/)?exports$", path)
-
-
-def source_place(path: str, line: str) -> str:
-    """Return `file:line` with the file as the source names it."""
-    return f"{path.removeprefix(_FOLDER + '/')}:{line}"
 
 
 def _first_error(log: str) -> str:

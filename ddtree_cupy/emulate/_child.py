@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddtree_cupy._overlap import address_of
-from ddtree_cupy.emulate._build import is_own_code, sanitizer_environment, source_place
+from ddtree_cupy.emulate._build import sanitizer_environment
+from ddtree_cupy.emulate._symbols import is_own_code, source_place
 from ddtree_cupy.emulate.guard import regions
 from ddtree_cupy.errors import EmulatorError
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from ddtree_cupy._overlap import Place
 from ddtree_cupy.emulate import _native
-from ddtree_cupy.emulate._build import places
 from ddtree_cupy.emulate._native import Fault, Stopped
+from ddtree_cupy.emulate._symbols import places
 from ddtree_cupy.errors import EmulatorError
 
 NEAR_BYTES = 1 << 20  # an address so close to an array is taken for a wrong index into it

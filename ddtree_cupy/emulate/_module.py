@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from ddtree_cupy.emulate._arguments import Parameter, from_numbers, pack, parameters_of
-from ddtree_cupy.emulate._build import build, preprocessed, static_shared_bytes, variables
+from ddtree_cupy.emulate._build import build, preprocessed
 from ddtree_cupy.emulate._fault import error_of, raise_for
 from ddtree_cupy.emulate._native import NativeKernel, NativeModule, Stopped
+from ddtree_cupy.emulate._options import architecture, compiler_options, joined
 from ddtree_cupy.emulate._refusals import refusal_in
 from ddtree_cupy.emulate._state import checked_seed, current_seed, cuts_sums
+from ddtree_cupy.emulate._symbols import static_shared_bytes, variables
 from ddtree_cupy.emulate._translate import hides_kernels, kernel_names, shared_alignment, translate
 from ddtree_cupy.errors import ArgumentError, CompileError, UnsupportedError
 from ddtree_cupy.kernels.source import expand, expand_text
@@ -23,11 +25,6 @@ from ddtree_cupy.kernels.source import expand, expand_text
 MAX_SHARED_BYTES = 232_448
 # The most static shared memory that the CUDA compiler grants one kernel, on any GPU.
 MAX_STATIC_SHARED_BYTES = 49_152
-
-
-_ARCH = re.compile(r"^(?:-arch|--gpu-architecture)=(?:sm|compute)_([0-9]+)([af]?)$")
-_SHORT = ("-D", "-U", "-I")
-_WITH_VALUE = (*_SHORT, "-arch", "--gpu-architecture", "--define-macro", "--undefine-macro", "--include-path")
 
 
 class Module:
@@ -85,8 +82,8 @@ class Module:
         strict: bool = True,
         flush_subnormals: bool = True,
     ) -> None:
-        options = _joined(options)
-        folders = [Path(option[2:]) for option in _compiler_options(options) if option.startswith("-I")]
+        options = joined(options)
+        folders = [Path(option[2:]) for option in compiler_options(options) if option.startswith("-I")]
         if isinstance(code_or_path, Path) or _is_path(code_or_path):
             path = Path(code_or_path)
             code = expand(path.resolve() if path.exists() else str(path), folders=folders)
@@ -96,7 +93,7 @@ class Module:
         self.strict = strict
         self.flush_subnormals = flush_subnormals
         self.code = code
-        self._options = (*_compiler_options(options), *_architecture(options))
+        self._options = (*compiler_options(options), *architecture(options))
         seen = preprocessed(code, self._options) if hides_kernels(code) else code
         names = list(dict.fromkeys([*name_expressions, *kernel_names(seen)]))
         self._shared_alignment = shared_alignment(code)
@@ -307,36 +304,3 @@ def _dimensions(name: str, given: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _is_path(text: str) -> bool:
     return text.rstrip().endswith((".cu", ".cuh")) and not re.search(r"[\n{;]", text)
-
-
-def _joined(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the options, each in one word with its value, which NVRTC takes as a word of its own, too."""
-    words: list[str] = []
-    for option in options:
-        if words and words[-1] in _WITH_VALUE:
-            words[-1] += ("=" if words[-1] not in _SHORT else "") + option
-        else:
-            words.append(re.sub(r"^(-[DUI])\s+", r"\1", option))
-    return tuple(words)
-
-
-def _architecture(options: Sequence[str]) -> tuple[str, ...]:
-    """Return what defines `__CUDA_ARCH__`: that of the last `-arch`, else of an H100 or H200."""
-    found = [match for option in options if (match := _ARCH.match(option))]
-    number, features = (found[-1][1], found[-1][2]) if found else ("90", "")
-    feature = (f"-D__CUDA_ARCH_FEAT_SM{number}_ALL=1",) if features == "a" else ()
-    return f"-DEMU_ARCH={number}0", *feature
-
-
-def _compiler_options(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the options a host compiler shares with NVRTC, in its spelling."""
-    kept = []
-    for option in options:
-        spelled = re.sub(r"^--(define-macro|undefine-macro|include-path)=", _short, option)
-        if re.match(r"^-[DUI].", spelled):
-            kept.append(spelled)
-    return tuple(kept)
-
-
-def _short(match: re.Match[str]) -> str:
-    return {"define-macro": "-D", "undefine-macro": "-U", "include-path": "-I"}[match.group(1)]
