@@ -39,8 +39,8 @@ extern "C" void __tsan_release(void*);
 #define EMU_ACQUIRE(p) __tsan_acquire((void*)(p))
 #define EMU_RELEASE(p) __tsan_release((void*)(p))
 #else
-#define EMU_ACQUIRE(p) ((void)0)
-#define EMU_RELEASE(p) ((void)0)
+#define EMU_ACQUIRE(p) ((void)(p))
+#define EMU_RELEASE(p) ((void)(p))
 #endif
 
 namespace emu_rt {

@@ -84,8 +84,6 @@ struct Scheduler {
 extern Scheduler S;
 extern Block* B;  // the block that runs
 
-inline size_t guarded_bytes() { return (S.launch->shared_bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
-
 inline uint64_t next_random() {
   S.random_state ^= S.random_state << 13;
   S.random_state ^= S.random_state >> 7;
@@ -179,7 +177,24 @@ inline void poll_conditions() {
 // a thread may wait for another one in a loop.
 inline bool is_fair() { return B->fair != bool(S.switches >> 20 & 1); }
 
-void enter_block(Block& block);  // emu_runtime.cpp
+// emu_blocks.cpp
+void enter_block(Block& block);
+void allocate_threads(Block& block, unsigned n);
+bool begin_block(Block& block, uint64_t number, uint64_t of_all);  // false, with a message, where memory is missing
+void end_block(Block& block);
+void wait_for_blocks();  // for TSan
+size_t guarded_bytes();  // of dynamic shared memory between protected pages
+void entry();            // emu_runtime.cpp: what a thread does
+
+// For TSan, blocks run one after another, but are not ordered: they take two sets of threads in turn, begin after what
+// the host did before the launch, and only the launch as a whole ends before what the host does next. Then races
+// between neighbouring blocks are found. Static shared memory, which has one address for all blocks, is made unknown to
+// TSan before each of them, and dynamic shared memory is freed at the end.
+#if defined(EMU_TSAN)
+constexpr bool for_tsan = true;
+#else
+constexpr bool for_tsan = false;
+#endif
 
 // emu_fault.cpp: signals and limits.
 [[noreturn]] void stop_here(emu_where where);  // ends the launch for the reason in S.stop
