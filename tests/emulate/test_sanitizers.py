@@ -14,9 +14,10 @@ import numpy as np
 from ddtree_cupy import emulate
 code = """extern "C" __global__ void k(const float* x, float* y, int n) {
   int t = threadIdx.x;
+  y += 64 * blockIdx.x;
 %s
 }"""
-x, y = np.ones(64, np.float32), np.zeros(64, np.float32)
+x, y = np.ones(64, np.float32), np.zeros(128, np.float32)
 function = emulate.Module(code).get_function("k")
 for seed in range(int(sys.argv[1])):
     function((2,), (64,), (x, y, np.int32(2147483647)), 256, seed)
@@ -95,7 +96,7 @@ def test_fault_is_reported(kind, body, report):
     code, out, err = run(kind, body)
     assert code != 0, out
     assert report in err
-    assert f"kernel.cu:{3 + body.count(chr(10))}" in err or kind == "tsan"
+    assert f"kernel.cu:{4 + body.count(chr(10))}" in err or kind == "tsan"
 
 
 def test_arriving_at_a_named_barrier_orders_nothing_after_it():
@@ -108,7 +109,7 @@ def test_arriving_at_a_named_barrier_orders_nothing_after_it():
     code, _, err = run("tsan", body % "if (t == 63) y[t] = s[0];", seeds=1)
     assert code == 66
     assert "data race" in err
-    assert "kernel.cu:7" in err
+    assert "kernel.cu:8" in err
     code, _, err = run("tsan", body % "if (t == 0) y[t] = s[63];", seeds=2)
     assert code == 0, err
 

@@ -130,6 +130,20 @@ def test_what_only_the_host_compiler_takes_fails_the_compiler_gate():
     assert gate.ok is None or "__builtin_parity" in gate.text
 
 
+def test_a_fault_that_comes_and_goes_is_shown():
+    from ddtree_cupy.testing.kernel_card import _search
+
+    outcomes = iter([*("ok", "ok", "argument 0 is wrong"), *("",) * 1000])
+
+    def attempt(draw):
+        draw(st.integers())
+        found = next(outcomes)
+        return "n = 1", "" if found == "ok" else found
+
+    gate = _search("gpu", attempt, 10, "fine")
+    assert gate == Gate("gpu", False, "argument 0 is wrong\nsmallest case: n = 1\nnot every time")
+
+
 def test_cards_fit_into_60_columns():
     card = Card("k", (Gate("emulator", False, "word " * 40 + "\nsmallest case: n = 1"), Gate("gpu", None, "")))
     assert str(card).startswith("k: FAILED\n  emulator    FAILED   word word")
