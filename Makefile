@@ -9,7 +9,7 @@ demo: .venv/with-cli  ## decode a built-in prompt three ways and compare them
 	$(BIN)/ddtree decode
 
 PROPERTIES := tests/tree_build tests/tree_attention tests/tree_accept
-PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 test: .venv/with-test  ## the tests of the package, without a GPU
 	$(PYTEST) -m "not slow"

@@ -75,6 +75,7 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)  # long ones first, so that none runs alone
     for item in items:
         if item.get_closest_marker("gpu") and GPU_REASON:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {GPU_REASON}"))
