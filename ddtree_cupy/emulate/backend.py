@@ -82,6 +82,10 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     """Return an unwritten array that holds 0xFF (NaN, -1), so that a forgotten write shows."""
     dtype = np.dtype(dtype)
     nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.asarray(GuardedMemory(nbytes, shift=-nbytes % ALIGNMENT)) if guards() else np.empty(nbytes, np.uint8)
+    raw = (
+        np.asarray(GuardedMemory(nbytes, shift=-nbytes % ALIGNMENT, zeroed=False))
+        if guards()
+        else np.empty(nbytes, np.uint8)
+    )
     raw.fill(0xFF)
     return raw.view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)

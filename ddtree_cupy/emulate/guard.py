@@ -18,11 +18,13 @@ _FILL = 0xFF  # NaN, -1
 _HIDDEN = 0  # PROT_NONE, which mmap does not name
 _OPEN = mmap.PROT_READ | mmap.PROT_WRITE
 _KIND = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+_MOST_SPARE, _MOST_SPARE_BYTES = 16, 1 << 20  # of each size, and which sizes
+_spare: dict[int, list[int]] = {}  # pages that are not in use, by their bytes
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class GuardedMemory:
-    """Zeroed bytes with a protected page in front of them and one behind; untouched pages take no memory.
+    """Bytes with a protected page in front of them and one behind; untouched pages take no memory.
 
     Parameters
     ----------
@@ -31,22 +33,28 @@ class GuardedMemory:
         Whether the bytes end at the protected page behind them, or begin at the one in front.
     shift : int
         Bytes between them and that page.
+    zeroed : bool
+        False takes pages that were in use before, if there are any, which is faster.
     """
 
-    def __init__(self, nbytes: int, *, at_end: bool = True, shift: int = 0) -> None:
+    def __init__(self, nbytes: int, *, at_end: bool = True, shift: int = 0, zeroed: bool = True) -> None:
         page = mmap.PAGESIZE
-        inner = -(-max(nbytes + shift, 1) // page) * page
-        self._mapping = inner + 2 * page
-        self._first = _libc().mmap(None, self._mapping, _HIDDEN, _KIND, -1, 0)
-        if self._first == _FAILED or _libc().mprotect(self._first + page, inner, _OPEN):
-            raise MemoryError(f"emulate: no address space for {nbytes:,} bytes between protected pages")
+        self._inner = inner = -(-max(nbytes + shift, 1) // page) * page
+        spare = _spare.get(inner)
+        self._first = spare.pop() if spare and not zeroed else _mapped(inner)
         begin = self._first + page
         self.nbytes, self.address = nbytes, begin + (inner - nbytes - shift if at_end else shift)
         self._slack = ((begin, self.address), (self.address + nbytes, begin + inner))
 
     def __del__(self) -> None:
-        if self._first != _FAILED:
-            _libc().munmap(self._first, self._mapping)
+        first = getattr(self, "_first", None)
+        if first is None:  # there was no memory
+            return
+        spare = _spare.setdefault(self._inner, [])
+        if self._inner <= _MOST_SPARE_BYTES and len(spare) < _MOST_SPARE:
+            spare.append(first)
+        else:
+            _libc().munmap(first, self._inner + 2 * mmap.PAGESIZE)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -65,6 +73,15 @@ class GuardedMemory:
                 at = next(at for at, byte in enumerate(found) if byte != _FILL)
                 return int(first + at - self.address)
         return None
+
+
+def _mapped(inner: int) -> int:
+    """Return the first of new pages, of which all but the outer two may be accessed."""
+    page, libc = mmap.PAGESIZE, _libc()
+    first: int = libc.mmap(None, inner + 2 * page, _HIDDEN, _KIND, -1, 0)
+    if first == _FAILED or libc.mprotect(first + page, inner, _OPEN):
+        raise MemoryError(f"emulate: no address space for {inner:,} bytes between protected pages")
+    return first
 
 
 @functools.cache
@@ -117,7 +134,7 @@ class Copies:
         for low, high, indices in regions(self._originals):
             shift = -high % ALIGNMENT if at_end else low % ALIGNMENT
             self.is_shifted |= exact and shift > 0
-            memory = GuardedMemory(high - low, at_end=at_end, shift=0 if exact else shift)
+            memory = GuardedMemory(high - low, at_end=at_end, shift=0 if exact else shift, zeroed=False)
             memory.fill_slack()
             ctypes.memmove(memory.address, low, high - low)
             self._regions.append((memory, indices))
