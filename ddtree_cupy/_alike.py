@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ddtree_cupy import emulate
 from ddtree_cupy._arrays import LIBRARIES
 from ddtree_cupy.containers.base import Arrays
@@ -21,7 +23,7 @@ class _Unusual(Exception):
 
 
 class _Kept:
-    """What stands for a container, kept on it: a frozen container keeps its arrays."""
+    """What stands for a container of CuPy arrays, kept on it: a frozen container keeps its arrays."""
 
     __slots__ = ("part",)
 
@@ -89,10 +91,13 @@ def _part(value: Any) -> Hashable:
         return kind, value
     if isinstance(value, Arrays):
         kept: _Kept | None = vars(value).get("_alike")
-        if kept is None:
-            parts = [_part(array) for name, array in vars(value).items() if not name.startswith("_")]
-            kept = vars(value)["_alike"] = _Kept((kind, *parts))
-        return kept.part
+        if kept is not None:
+            return kept.part
+        arrays = [array for name, array in vars(value).items() if not name.startswith("_")]
+        part = (kind, *map(_part, arrays))
+        if not any(isinstance(array, np.ndarray) for array in arrays):  # which can become read-only later
+            vars(value)["_alike"] = _Kept(part)
+        return part
     if kind is list or kind is tuple:
         return kind, *[_part(item) for item in value]
     raise _Unusual

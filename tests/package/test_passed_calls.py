@@ -91,6 +91,15 @@ def test_results_and_options_are_part_of_what_a_call_is(checked):
             tree_attention(tree, q_nope, q_pe, kv, **{"sm_scale": 0.1, "out": out, **options})
 
 
+def test_an_array_of_a_container_that_became_read_only_is_refused(checked):
+    _, _, _, kv = attention_case(3)
+    path = accept(TREE, targets())
+    commit_kv(kv, path)
+    kv.ckv.flags.writeable = False
+    with pytest.raises(LayoutError, match=r"`kv\.ckv` is read-only"):
+        commit_kv(kv, path)
+
+
 def test_shared_memory_is_found_in_every_call(checked):
     both = np.zeros(8, np.int32)
     out = AcceptResult(both[4:], np.empty((), np.int32), np.empty((), np.int32))
