@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddtree_cupy.decode import CallableDrafter, CallableTarget, from_callable, generate
@@ -34,6 +34,7 @@ def pair(n_target=4, n_drafter=2, draft_len=5):
     return from_callable(target, vocab_size=128), from_callable(drafter, vocab_size=128, draft_len=draft_len)
 
 
+@example(budget=9, n=4, draft_len=5, count=17)  # equal counts: nine nodes need not hold the chain
 @given(budget=st.integers(0, 30), n=st.integers(1, 4), draft_len=st.integers(0, 6), count=st.integers(0, 25))
 def test_ngrams_decode_to_the_text_of_plain_decoding(budget, n, draft_len, count):
     target, drafter = pair(n_drafter=n, draft_len=draft_len)
@@ -43,7 +44,9 @@ def test_ngrams_decode_to_the_text_of_plain_decoding(budget, n, draft_len, count
     for _ in range(count):
         text.append(int(np.argmax(NGram(CORPUS, 4)(np.array(text, np.int32)))))
     assert found.token_ids.tolist() == text[5:]
-    if draft_len and budget > 8 and n == 4:  # a drafter that is the target: all drafts are accepted
+    if draft_len and n == 4:  # a drafter that is the target: all drafts of a chain are accepted
+        chain = {"budget": draft_len, "max_children": 1}
+        found = generate(target, drafter, CORPUS[:5], **chain, max_new_tokens=count)
         assert found.target_passes == -(-count // (1 + draft_len))
 
 
