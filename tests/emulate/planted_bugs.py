@@ -79,7 +79,10 @@ def find(bug: Bug, mode: str, n: int, *, is_wrong: bool = True) -> str:
     for seed in range(1, 17) if mode == "seeds" else (0,):
         case = bug.case(n)
         args = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in case.args)
-        options: dict[str, Any] = {"timeout": 0.5, "seed": seed, **MODES[mode]}
+        options: dict[str, Any] = {"seed": seed, **MODES[mode]}
+        options["timeout"] = (
+            None if "sanitizer" in options else 0.5
+        )  # of a child it is wall time, which a busy machine takes
         try:
             emulate.check(kernel, (case.grid,), (case.block,), args, shared_mem=case.shared_mem, **options)
         except EmulatorError as error:
