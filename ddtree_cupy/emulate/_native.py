@@ -41,6 +41,7 @@ class Launch(ctypes.Structure):
         ("strict", ctypes.c_uint),
         ("flush_subnormals", ctypes.c_uint),
         ("cut_sums", ctypes.c_uint),
+        ("cluster", ctypes.c_uint),
         ("error", ctypes.c_char_p),
         ("error_bytes", ctypes.c_uint64),
         ("switches", ctypes.c_uint64),
@@ -70,6 +71,7 @@ class NativeKernel(ctypes.Structure):
         ("thunk", ctypes.c_void_p),
         ("num_parameters", ctypes.c_uint),
         ("parameters", ctypes.POINTER(NativeParameter)),
+        ("cluster", ctypes.c_uint),
     )
 
 
@@ -136,6 +138,7 @@ class NativeModule:
                 grid=(ctypes.c_uint * 3)(*grid),
                 block=(ctypes.c_uint * 3)(*block),
                 shared_bytes=shared_mem,
+                cluster=kernel.cluster,
                 static_begin=self._static[0],
                 static_end=self._static[1],
                 error=ctypes.cast(self._error, ctypes.c_char_p),

@@ -51,7 +51,11 @@ REFUSALS = (
         r"\bcuda(?:Malloc|Free|Memcpy|Memset|DeviceSynchronize|StreamCreate|GetLastError|LaunchKernel)\w*\s*\(",
         "allocate and copy in Python",
     ),
-    Refusal("thread block clusters", r"\b__cluster\w*\s*\(|\bcluster(?:Dim|Idx)\b", "use the blocks of one grid"),
+    Refusal(
+        "thread block clusters",
+        r"\b__cluster(?!_dims__)\w*\s*\(|\bcluster(?:Dim|Idx)\b",
+        "use the blocks of one grid, or for two blocks the functions of `common/hopper.cuh`",
+    ),
     Refusal(
         "inverse error functions and Bessel functions of CUDA's math library",
         r"\b(?:erfinv|erfcinv|normcdfinv|cyl_bessel_i[01])f?\b",

@@ -61,6 +61,27 @@ def kernel_names(code: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def cluster_sizes(code: str) -> dict[str, int]:
+    """Return how many blocks a cluster has, of the kernels that say so.
+
+    Raises
+    ------
+    CompileError
+        It is not one or two blocks along x.
+    """
+    found = {}
+    for kernel in _KERNEL.finditer(blank_comments(code)):
+        for given in re.findall(r"__cluster_dims__\s*\(([^()]*)\)", kernel.group()):
+            sizes = [size.strip() for size in given.split(",")]
+            if sizes[0] not in ("1", "2") or set(sizes[1:]) - {"1"}:
+                raise CompileError(
+                    f"error: kernel `{kernel.group(2)}` has __cluster_dims__({given}), the emulator takes one or two "
+                    "blocks along x"
+                )
+            found[kernel.group(2)] = int(sizes[0])
+    return found
+
+
 def shared_alignment(code: str) -> int:
     """Return the largest alignment in bytes that any declaration of dynamic shared memory asks for, 16 at least.
 
@@ -127,7 +148,11 @@ def translate(code: str, kernels: list[str], *, name: str = "kernel.cu") -> str:
     body = _DYNAMIC.sub(_dynamic_shared, body)
     body = _EXTERN_C.sub("", body)
     body = _EXTERN_BLOCK.sub("namespace {", body)
-    rows = ",\n".join(f'    EMU_KERNEL("{kernel}", {kernel})' for kernel in kernels)
+    clusters = cluster_sizes(code)
+    sizes = [clusters.get(kernel.partition("<")[0].strip(), 1) for kernel in kernels]
+    rows = ",\n".join(
+        f'    EMU_KERNEL("{kernel}", {size}, {kernel})' for kernel, size in zip(kernels, sizes, strict=True)
+    )
     return "".join(
         (
             *(f"#include <{path}>\n" for path in dict.fromkeys(includes)),

@@ -124,7 +124,8 @@ static uint64_t place_of(uint64_t number, uint64_t of_all) {
 bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
   const emu_launch& l = *S.launch;
   const unsigned *grid = l.grid, *dim = l.block, n = S.num_threads;
-  uint64_t place = place_of(number, of_all);
+  unsigned cluster = l.cluster;  // its blocks begin together
+  uint64_t place = place_of(number / cluster, of_all / cluster) * cluster + number % cluster;
   block.number = number;
   block.index = {unsigned(place % grid[0]), unsigned(place / grid[0] % grid[1]), unsigned(place / grid[0] / grid[1])};
   block.static_shared.assign(l.static_end - l.static_begin, char(0xFF));
@@ -150,6 +151,7 @@ bool begin_block(Block& block, uint64_t number, uint64_t of_all) {
     Fiber& fiber = block.fibers[i];
     fiber.linear = i;
     fiber.index = {i % dim[0], i / dim[0] % dim[1], i / dim[0] / dim[1]};
+    fiber.has_arrived_cluster = false;
     block.queues[i].reset();
     prepare(fiber, entry);
 #if defined(EMU_TSAN)

@@ -60,6 +60,8 @@ struct Fiber {
   emu_where where{"", 0};
   unsigned mask = 0;        // of the warp operation it waits in
   int barrier = 0;          // named barrier it waits at
+  bool has_arrived_cluster = false;  // and not yet waited
+  unsigned cluster_generation = 0;   // in which it has
   int (*ready)(void*) = nullptr;
   void* ready_state = nullptr;
   void* tsan = nullptr;

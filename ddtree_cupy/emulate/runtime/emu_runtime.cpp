@@ -70,6 +70,7 @@ void entry() {
     yield();
   } else {
     check_named_barriers();
+    check_deferred();
     run(S.host);
   }
   abort();  // nobody switches back to a finished thread
@@ -81,6 +82,11 @@ static bool check_launch(const emu_launch& l, uint64_t threads) {
   if (!good)
     snprintf(l.error, l.error_bytes, "no GPU accepts grid (%u,%u,%u) block (%u,%u,%u)", l.grid[0], l.grid[1],
              l.grid[2], l.block[0], l.block[1], l.block[2]);
+  if (good && l.grid[0] % l.cluster) {
+    snprintf(l.error, l.error_bytes, "no GPU accepts grid (%u,%u,%u) with clusters of %u blocks", l.grid[0], l.grid[1],
+             l.grid[2], l.cluster);
+    return false;
+  }
   return good;
 }
 
@@ -92,7 +98,18 @@ static void run_blocks() {
   enter_block(*first);
   S.current = &S.host;
   EMU_RELEASE(&S.start_tag);
-  run(*next_ready(0));
+  Fiber* next = next_ready(0);
+  if (!next) {  // what is left of a cluster
+    poll_conditions();
+    next = next_ready(0);
+  }
+  if (next) {
+    run(*next);
+  } else {
+    S.failed = true;
+    snprintf(S.launch->error, S.launch->error_bytes, "deadlock: block (%u,%u,%u) waits for one that has ended",
+             B->index.x, B->index.y, B->index.z);
+  }
 }
 
 }  // namespace emu_rt
@@ -114,7 +131,9 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   S.host_stack = HostStack();
   uint64_t blocks = uint64_t(l.grid[0]) * l.grid[1] * l.grid[2];
   S.num_threads = n;
-  S.num_blocks = !for_tsan && l.seed && blocks > 1 ? 2 : 1;
+  S.num_blocks = l.cluster > 1 || (!for_tsan && l.seed && blocks > 1) ? 2 : 1;
+  S.cluster_arrived = S.cluster_generation = 0;
+  forget_deferred();
   S.loaded = nullptr;
   for (unsigned i = 0; i < (for_tsan ? 2 : S.num_blocks); ++i) allocate_threads(S.blocks[i], n);
 #if defined(EMU_TSAN)
@@ -133,8 +152,9 @@ EMU_API int emu_run(emu_launch* launch, emu_thunk thunk, void** args) {
   FaultHandlers handlers;
   uint64_t begun = 0;
   while (!S.failed) {
-    for (unsigned i = 0; i < S.num_blocks && begun < blocks && !S.failed; ++i) {
-      Block& block = S.blocks[for_tsan ? begun & 1 : i];
+    const bool both = l.cluster < 2 || !(S.blocks[0].alive || S.blocks[1].alive);  // a cluster begins as a whole
+    for (unsigned i = 0; both && i < S.num_blocks && begun < blocks && !S.failed; ++i) {
+      Block& block = S.blocks[for_tsan && l.cluster < 2 ? begun & 1 : i];
       if (!block.alive) S.failed = !begin_block(block, begun++, blocks);
     }
     if (S.failed || !(S.blocks[0].alive || S.blocks[1].alive)) break;

@@ -58,6 +58,7 @@ struct emu_launch {
   unsigned strict;             // 1: report barrier and mask misuse that some GPUs would forgive
   unsigned flush_subnormals;   // 1: the FPU treats subnormals as zero, as CuPy's -ftz=true does
   unsigned cut_sums;           // 1: twins of matrix instructions cut sums off as tensor cores do
+  unsigned cluster;            // blocks of a cluster, 1 or 2, along x
   char* error;                 // message out
   uint64_t error_bytes;
   uint64_t switches;           // fiber switches done, out
@@ -101,6 +102,21 @@ EMU_API void emu_order_atomic(const void* address);
 // Blocks this thread until `ready(state)` is true (twin of an mbarrier wait). A wait that can never end is a
 // reported deadlock.
 EMU_API void emu_wait_until(int (*ready)(void* state), void* state, emu_where where);
+
+// Twins of mbarriers, 8 bytes of shared memory each. An arrival may expect bytes, which copies bring that were deferred
+// to the barrier; `state` of such a copy has at most 128 bytes.
+EMU_API void emu_mbarrier_init(void* barrier, unsigned arrivals, emu_where where);
+EMU_API void emu_mbarrier_arrive(void* barrier, unsigned expected_bytes, emu_where where);
+EMU_API void emu_mbarrier_wait(void* barrier, unsigned parity, emu_where where);
+EMU_API void emu_defer(void* barrier, unsigned bytes, void (*perform)(void* state), const void* state,
+                       unsigned state_bytes, emu_where where);
+
+// Twins of a cluster of two blocks: which one this is, a place in the other's dynamic shared memory, and the barrier of
+// all threads of both.
+EMU_API unsigned emu_cluster_rank(emu_where where);
+EMU_API void* emu_cluster_place(const void* address, unsigned rank, emu_where where);
+EMU_API void emu_cluster_arrive(emu_where where);
+EMU_API void emu_cluster_wait(emu_where where);
 
 EMU_API uint64_t emu_random(void);         // next number of the schedule's generator
 EMU_API struct emu_async_queue* emu_thread_queue(void);  // this thread's pending cp.async copies (emu_async.h)

@@ -62,6 +62,8 @@ struct Block {
   char* guarded = nullptr;                // the first page of dynamic shared memory that has protected pages around it
 };
 
+struct Deferred;  // emu_cluster.cpp
+
 struct Scheduler {
   emu_launch* launch = nullptr;
   emu_thunk thunk = nullptr;
@@ -71,6 +73,9 @@ struct Scheduler {
   unsigned num_threads = 0;  // of a block
   Block blocks[2];
   unsigned num_blocks = 1;   // of these in use; 2: their threads are interleaved
+  std::vector<Deferred*> deferred;  // copies under way
+  unsigned cluster_arrived = 0, cluster_generation = 0;
+  char cluster_order[2] = {};  // as those of Order
   Block* loaded = nullptr;   // the one whose static shared memory is in place
   std::vector<void*> kept;   // dynamic shared memory of blocks that have ended, for TSan
   size_t kept_bytes = 0;
@@ -186,6 +191,10 @@ void wait_for_blocks();  // for TSan
 size_t guarded_bytes();  // of dynamic shared memory between protected pages
 void entry();            // emu_runtime.cpp: what a thread does
 
+// emu_cluster.cpp
+void forget_deferred();
+void check_deferred();  // at the end of a block
+
 // For TSan, blocks run one after another, but are not ordered: they take two sets of threads in turn, begin after what
 // the host did before the launch, and only the launch as a whole ends before what the host does next. Then races
 // between neighbouring blocks are found. Static shared memory, which has one address for all blocks, is made unknown to
@@ -217,12 +226,22 @@ inline void yield() {
     poll_conditions();
     next = next_ready(from);
   }
+  if (!next && S.launch->cluster > 1 && S.blocks[B == S.blocks].alive) {  // perhaps the other block goes on
+    enter_block(S.blocks[B == S.blocks]);
+    poll_conditions();
+    next = next_ready(0);
+  }
   if (!next) report_deadlock();
-  if (S.num_blocks > 1 && (next_random() & 63) == 0) {
+  if (S.num_blocks > 1 && random && (next_random() & 63) == 0) {
     Block& other = S.blocks[B == S.blocks];
-    if (other.alive) {  // one of its threads is ready: else it would not have been left
+    if (other.alive) {  // outside of a cluster one of its threads is ready: else it would not have been left
+      Block& mine = *B;
       enter_block(other);
-      next = next_ready(is_fair() ? next_random() % S.num_threads : 0);
+      Fiber* of_other = next_ready(is_fair() ? next_random() % S.num_threads : 0);
+      if (of_other)
+        next = of_other;
+      else
+        enter_block(mine);
     }
   }
   if (next != &me) run(*next);

@@ -13,6 +13,7 @@ struct emu_kernel {
   emu_thunk thunk;
   unsigned num_parameters;
   const emu_parameter* parameters;
+  unsigned cluster;  // blocks of a cluster
 };
 
 namespace emu {
@@ -62,12 +63,13 @@ struct Signature<void (*)(A...)> {
 }  // namespace emu
 
 // One row of the module's table; the expression may hold commas ("kernel<float, 64>").
-#define EMU_KERNEL(name, ...)                                                                            \
+#define EMU_KERNEL(name, cluster, ...)                                                                   \
   emu_kernel {                                                                                           \
     name,                                                                                                \
         [](void** args) {                                                                                \
           using S = emu::Signature<decltype(&__VA_ARGS__)>;                                              \
           S::call(&__VA_ARGS__, args, std::make_index_sequence<S::kCount>());                            \
         },                                                                                               \
-        emu::Signature<decltype(&__VA_ARGS__)>::kCount, emu::Signature<decltype(&__VA_ARGS__)>::kParameters \
+        emu::Signature<decltype(&__VA_ARGS__)>::kCount, emu::Signature<decltype(&__VA_ARGS__)>::kParameters, \
+        cluster                                                                                          \
   }
