@@ -8,8 +8,12 @@ import numpy as np
 from ddtree_cupy._overlap import Place, address_of
 from ddtree_cupy.containers import PagedKV
 from ddtree_cupy.kernels import layout_of
+from ddtree_cupy.kernels.tensor_map import tensor_map
 
 Array = Any
+
+BOX_KEYS, SMALL_PAGES = 64, (8, 16, 32)  # of a key tile, and page sizes below it
+BOX_WIDTHS = (512, 64)  # C and R of kernels that use tensor copies
 
 
 class CacheFacts:
@@ -26,11 +30,25 @@ class CacheFacts:
         The first byte of each of them, and the one after the last.
     is_aligned : bool
         Whether every row of both pools starts at a multiple of 16 bytes.
+    box_keys : int
+        Keys of a page that one tensor copy brings; 0 where tensor copies cannot read the pools.
     checked : set of str
         Which checks the cache has passed; see the preparations that ask.
     """
 
-    __slots__ = ("_bytes", "_last", "_lens_offset", "bounds", "checked", "dtype", "is_aligned", "places", "widths")
+    __slots__ = (
+        "_bytes",
+        "_last",
+        "_lens_offset",
+        "_maps",
+        "bounds",
+        "box_keys",
+        "checked",
+        "dtype",
+        "is_aligned",
+        "places",
+        "widths",
+    )
 
     def __init__(self, kv: PagedKV) -> None:
         ckv, kpe, itemsize = kv.ckv, kv.kpe, kv.ckv.dtype.itemsize
@@ -57,6 +75,29 @@ class CacheFacts:
         self.dtype, self.widths = str(ckv.dtype.name), (int(ckv.shape[-1]), int(kpe.shape[-1]))
         self.is_aligned = all(starts_at_multiples(pool, pool.strides[:2]) for pool in (ckv, kpe))
         self.checked: set[str] = set()
+        self.box_keys = self._box_keys(kv)
+        self._maps: dict[str, Array] = {}
+
+    def _box_keys(self, kv: PagedKV) -> int:
+        num_pages, page_size, _ = kv.ckv.shape
+        fits = num_pages > 0 and (page_size in SMALL_PAGES or page_size % BOX_KEYS == 0)
+        is_mapped = fits and self.is_aligned and self.dtype != "float32" and self.widths == BOX_WIDTHS
+        if not is_mapped or any(not 0 < stride < 2**40 for pool in (kv.ckv, kv.kpe) for stride in pool.strides[:2]):
+            return 0
+        return min(int(page_size), BOX_KEYS)
+
+    def tensor_maps(self, kv: PagedKV, backend: str) -> Array:
+        """Return the bytes of `KeyMaps` in cuda_src/tree_attention/v4_layout.cuh, maps of both pools; made once."""
+        if backend not in self._maps:
+            num_pages, page_size, _ = kv.ckv.shape
+            keys, groups = self.box_keys, 4 if self.box_keys == BOX_KEYS else 1
+            page_stride, slot_stride = kv.ckv.strides[:2]
+            sizes, strides = (64, page_size, num_pages, 8), (slot_stride, page_stride, 128)
+            ckv = tensor_map(backend, kv.ckv, sizes, strides, (64, keys, 1, groups))
+            page_stride, slot_stride = kv.kpe.strides[:2]
+            kpe = tensor_map(backend, kv.kpe, (64, page_size, num_pages), (slot_stride, page_stride), (64, keys, 1))
+            self._maps[backend] = np.frombuffer(ckv.tobytes() + kpe.tobytes(), f"V{ckv.nbytes + kpe.nbytes}")
+        return self._maps[backend]
 
     def __reduce__(self) -> Any:
         return type(None), ()  # addresses mean nothing to a copy: it reads its own

@@ -29,6 +29,7 @@ SCHEDULE = "tests/tree_attention/test_schedule.py"
 BUILD = "tests/tree_build/test_kernels_best_first.py"
 HIDDEN = "tests/tree_attention/test_hidden_nodes.py"
 MMA_TESTS = "tests/tree_attention/test_kernels_mma.py"
+WGMMA_TESTS = "tests/tree_attention/test_kernels_wgmma.py"
 
 FAULTS = {
     "missing barrier": Fault(
@@ -234,6 +235,48 @@ FAULTS = {
         "tree_attention/v3_softmax.cuh",
         "is_non_finite |= !(fabsf(product) < POSITIVE_INFINITY);",
         "",
+        HIDDEN,
+    ),
+    "weights awaited in the wrong phase": Fault(
+        "tree_attention/v4_values.cuh",
+        "barrier_wait(base + WEIGHTS + 8 * buffer, count >> 1 & 1);",
+        "barrier_wait(base + WEIGHTS + 8 * buffer, (count >> 1 & 1) ^ 1);",
+        f"{WGMMA_TESTS}::test_v4_roles_never_overtake_each_other",
+    ),
+    "stage loaded while warps still read it": Fault(
+        "tree_attention/v4_values.cuh",
+        "      named_barrier(OF_VALUES + half, WARPGROUP);  // all warps have read this half of the stage\n",
+        "",
+        f"{WGMMA_TESTS}::test_v4_roles_never_overtake_each_other",
+    ),
+    "weights written before they were read": Fault(
+        "tree_attention/v4_scores.cuh",
+        "          barrier_wait(base + WEIGHTS_READ + 8 * (count & 1), count >> 1 & 1 ^ 1);\n",
+        "",
+        f"{WGMMA_TESTS}::test_v4_roles_never_overtake_each_other",
+    ),
+    "sums of a pair weighed alike": Fault(
+        "tree_attention/v4_pair.cuh",
+        "others[upper] = of_other * inverse;",
+        "others[upper] = of_mine * inverse;",
+        f"{WGMMA_TESTS}::test_v4_matches_oracle_for_every_number_of_parts",
+    ),
+    "folded sums not relative to the new maximum": Fault(
+        "tree_attention/v4_values.cuh",
+        "          Carry(scratch.carries).shrink(fabsf(lower), fabsf(upper));\n",
+        "          ;\n",
+        f"{WGMMA_TESTS}::test_v4_shrinks_what_was_folded_when_maxima_rise_later",
+    ),
+    "next piece found too early": Fault(
+        "tree_attention/v4_values.cuh",
+        "      barrier_wait(base + QUERIES_READ, number & 1);\n      find_piece",
+        "      find_piece",
+        f"{WGMMA_TESTS}::test_v4_matches_oracle_for_more_requests_than_lanes",
+    ),
+    "hidden keys that hold NaN weighed on tensor cores": Fault(
+        "tree_attention/v4_softmax.cuh",
+        "seen & bit ? 0 : HIDES",
+        "0",
         HIDDEN,
     ),
 }

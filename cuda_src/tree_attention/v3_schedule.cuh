@@ -29,13 +29,15 @@ struct Tables {
   int B, N, H, num_pages, page_size, max_pages, max_context, keys;
   int keys_per_tile;   // of one key tile
   int tiles_per_slice;  // key tiles of a slice; 0 without split_keys, where a unit is one key tile
+  bool fixed_tiles;     // whether tiles start at multiples of keys_per_tile, not at the first key of the call
 };
 
 template <class T>
 __device__ __forceinline__ Tables tables_of(const Queries<T>& q, const Cache<const T>& cache, int B, int keys,
-                                            int keys_per_tile, int tiles_per_slice) {
+                                            int keys_per_tile, int tiles_per_slice, bool fixed_tiles = false) {
   return {cache.page_table, cache.context_lens, q.num_nodes,       B,    q.N,           q.H,            cache.num_pages,
-          cache.page_size,  cache.max_pages,    cache.max_context, keys, keys_per_tile, tiles_per_slice};
+          cache.page_size,  cache.max_pages,    cache.max_context, keys, keys_per_tile, tiles_per_slice,
+          fixed_tiles};
 }
 
 struct Request {
@@ -52,7 +54,8 @@ __device__ __forceinline__ Request request_of(const Tables& t, int b) {
   r.range = key_range(t.keys, clamp_length(t.context_lens[b], t.max_context), count, r.table);
   r.rows = count * t.H;
   r.row_tiles = (r.rows + TILE_ROWS - 1) / TILE_ROWS;
-  r.key_tiles = (r.range.count + t.keys_per_tile - 1) / t.keys_per_tile;
+  const int before = t.fixed_tiles && r.range.count > 0 ? r.range.first % t.keys_per_tile : 0;
+  r.key_tiles = (before + r.range.count + t.keys_per_tile - 1) / t.keys_per_tile;
   r.units = t.tiles_per_slice > 0 ? (r.key_tiles + t.tiles_per_slice - 1) / t.tiles_per_slice : r.key_tiles;
   return r;
 }
@@ -83,7 +86,8 @@ __device__ __forceinline__ Number sum_of_lanes(Number mine) {
 }
 
 // Totals over the batch; all lanes call together.
-__device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
+__device__ __forceinline__ Line line_of(const Tables& t, int blocks, int piece_units = PIECE_UNITS,
+                                        int uneven_units = UNEVEN_UNITS, int merge_units = MERGE_UNITS) {
   long long units = 0;
   int row_tiles = 0, longest = 0;
   const bool is_single = t.B == 1;  // then all lanes look at the one request, and there is nothing to add
@@ -105,11 +109,11 @@ __device__ __forceinline__ Line line_of(const Tables& t, int blocks) {
   bool is_even = false;
   if (row_tiles <= blocks && units == (long long)row_tiles * longest) {
     const int even = blocks / row_tiles * row_tiles;  // equally many pieces for every row tile
-    const int beside = even == row_tiles ? MERGE_UNITS : UNEVEN_UNITS;
-    is_even = units * (blocks - even) <= even * ((long long)PIECE_UNITS * row_tiles + beside * blocks);
+    const int beside = even == row_tiles ? merge_units : uneven_units;
+    is_even = units * (blocks - even) <= even * ((long long)piece_units * row_tiles + beside * blocks);
     if (is_even) pieces = even;
   }
-  const long long due = units + (is_even ? 0 : (long long)PIECE_UNITS * row_tiles);
+  const long long due = units + (is_even ? 0 : (long long)piece_units * row_tiles);
   Line line = {(int)min((due + pieces - 1) / pieces, MOST_UNITS), 0, 0, 0};
   for (int b = first; b < t.B; b += WARP_SIZE) {
     const Request r = request_of(t, b);

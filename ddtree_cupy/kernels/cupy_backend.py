@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddtree_cupy.errors import CompileError, LayoutError, UnsupportedError
-from ddtree_cupy.kernels.device import current_device, nvrtc_version
+from ddtree_cupy.kernels.device import EXACT_NVRTC, current_device, nvrtc_version
 from ddtree_cupy.kernels.launch import Dimensions
 from ddtree_cupy.kernels.spec import KernelSpec
 
@@ -69,11 +69,10 @@ def _arch_options(spec: KernelSpec, arch: str) -> tuple[str, ...]:
     if spec.arch_specific != f"{arch}a":
         raise UnsupportedError(f"{spec.label} runs on {spec.arch_specific} only, this device is {arch}")
     version = nvrtc_version()
-    if version < (12, 9):
+    if version < EXACT_NVRTC:
         raise UnsupportedError(
             f"{spec.label} needs NVRTC 12.9 or later for {spec.arch_specific}, CuPy uses {version[0]}.{version[1]}"
         )
-    # CuPy appends its own -arch=sm_90; from 12.9 on NVRTC takes both and keeps the features of the first.
     return (f"-arch={spec.arch_specific}",)
 
 

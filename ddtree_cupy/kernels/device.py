@@ -32,6 +32,9 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+EXACT_NVRTC = (12, 9)  # the first that keeps our -arch=sm_90a in front of the -arch=sm_90 which CuPy adds
+
+
 class Device(NamedTuple):
     """What plans depend on.
 
@@ -43,11 +46,14 @@ class Device(NamedTuple):
         Shared memory in bytes, static plus dynamic, that one block may use.
     multiprocessors : int
         How many blocks that fill a multiprocessor run at once.
+    compiles_exactly : bool
+        Whether kernels for this architecture alone, such as sm_90a, can be compiled.
     """
 
     arch: str
     shared_limit: int
     multiprocessors: int
+    compiles_exactly: bool = True
 
 
 # few multiprocessors, so that small cases are cut into pieces too; the shared memory of sm_90
@@ -73,4 +79,5 @@ def _cuda_device(number: int) -> Device:
         f"sm_{found.compute_capability}",
         int(attributes["MaxSharedMemoryPerBlockOptin"]),
         int(attributes["MultiProcessorCount"]),
+        nvrtc_version() >= EXACT_NVRTC,
     )

@@ -1,7 +1,9 @@
 """One call of tree_attention as its kernels see it: the sizes that decide how it runs, and the inputs by name."""
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ddtree_cupy._cache_struct import facts_of, starts_at_multiples
 from ddtree_cupy._overlap import address_of
@@ -12,6 +14,8 @@ from ddtree_cupy.kernels.device import Device, device_of
 Array = Any
 
 KEYS = ("all", "context", "tree")
+TENSOR_COPIES = ("", "sm_90")  # architectures of kernels that use them; the emulator has none of its own
+LOG2_E, SMALLEST = np.float32(np.log2(np.e)), np.finfo(np.float32).tiny
 
 
 class Sizes(NamedTuple):
@@ -26,6 +30,7 @@ class Sizes(NamedTuple):
     most_keys: int  # of a request
     split_keys: int | None
     device: Device
+    box_keys: int = 0  # of a page that one tensor copy can bring; 0: none
 
     @property
     def head_sizes(self) -> tuple[int, int]:
@@ -47,13 +52,13 @@ def sizes_of(q_nope: Array, q_pe: Array, kv: PagedKV, keys: str, split_keys: int
     """Return the sizes of a batched call."""
     batch, capacity, num_heads, head_dim_ckv = q_nope.shape
     most_keys = (0 if keys == "tree" else kv.max_context) + (0 if keys == "context" else capacity)
-    rope, device = q_pe.shape[-1], device_of(backend)
-    dtype = facts_of(kv).dtype
-    return Sizes(dtype, batch, capacity, num_heads, head_dim_ckv, rope, most_keys, split_keys, device)
+    rope, device, facts = q_pe.shape[-1], device_of(backend), facts_of(kv)
+    boxes = facts.box_keys if device.arch in TENSOR_COPIES else 0
+    return Sizes(facts.dtype, batch, capacity, num_heads, head_dim_ckv, rope, most_keys, split_keys, device, boxes)
 
 
 def inputs_of(
-    tree: DraftTree | Visibility, q_nope: Array, q_pe: Array, kv: PagedKV, sm_scale: float, keys: str
+    tree: DraftTree | Visibility, q_nope: Array, q_pe: Array, kv: PagedKV, sm_scale: float, keys: str, sizes: Sizes
 ) -> dict[str, Any]:
     """Return what kernels of all versions take of a batched call, by their names for it."""
     itemsize, nope, pe = q_nope.dtype.itemsize, q_nope.strides, q_pe.strides
@@ -73,7 +78,7 @@ def inputs_of(
         N=capacity,
         H=num_heads,
     )
-    return {
+    inputs = {
         "queries": queries,
         "cache": facts.packed(address_of(kv.context_lens)),
         "sm_scale": sm_scale,
@@ -81,6 +86,17 @@ def inputs_of(
         "vectors": int(facts.is_aligned),
         "aligned": int(facts.is_aligned and queries_are_aligned),
     }
+    if sizes.box_keys:
+        inputs["scale"], inputs["sign"] = _scale_and_sign(sm_scale)
+        inputs["maps"] = facts.tensor_maps(kv, "cupy" if sizes.device.arch else "emulate")
+    return inputs
+
+
+@lru_cache(16)
+def _scale_and_sign(sm_scale: float) -> tuple[float, float]:
+    """Return the scale of base-2 scores, which is positive, and the sign that goes to the queries."""
+    scale = float(abs(np.float32(sm_scale)) * LOG2_E)
+    return (1.0, 0.0) if scale < SMALLEST else (scale, 1.0 if sm_scale > 0 else -1.0)
 
 
 @cache

@@ -86,8 +86,9 @@ def tree_attention(
     call.in_place = [("out.out", "q_nope")]
     tree, q_nope, q_pe, kv = call.batch(tree, q_nope, q_pe, kv)
     if on_device:
-        call.plan = kernel.attention_plan(variant, sizes_of(q_nope, q_pe, kv, keys, split_keys, call.backend))
-        call.inputs = inputs_of(tree, q_nope, q_pe, kv, scale, keys)
+        sizes = sizes_of(q_nope, q_pe, kv, keys, split_keys, call.backend)
+        call.plan = kernel.attention_plan(variant, sizes)
+        call.inputs = inputs_of(tree, q_nope, q_pe, kv, scale, keys, sizes)
         return
     if variant not in ("auto", "reference"):
         raise UnsupportedError(f"tree_attention: `variant` is {variant!r}, expected for NumPy one of: auto, reference")

@@ -47,6 +47,15 @@ class Case:
         return replace(self, **changes)
 
 
+def sizes_for(variant, *, page_size=16, **others):
+    """Return dtype, head sizes and page size of a small case that a version takes; `others` where any will do."""
+    traits = VERSIONS[variant].TRAITS
+    sizes = others if traits.head_sizes is None else {"dtype": BFLOAT16, "head_dims": min(traits.head_sizes)}
+    pages = traits.page_sizes
+    fits = pages is None or page_size in pages
+    return {**sizes, "page_size": page_size if fits else pages[page_size % len(pages)]}
+
+
 def random_parents(rng, count):
     """Return parents of a random tree: parents[0] = -1 and 0 <= parents[i] < i."""
     return [-1] + [int(rng.integers(0, i)) for i in range(1, count)]
@@ -174,24 +183,33 @@ def scores_of_v3(queries, keys):
     return (halves[0] + halves[1]).reshape(*queries.shape[:-1], len(keys))
 
 
-def weighted_sums_of_v3(weights, values):
-    """Return float32 [n, h, c] as value warps sum it: weights are rounded, an accumulator takes 1,024 steps."""
+def scores_of_v4(queries, keys):
+    """Return float32 [n, h, t] as the score warpgroup sums it, in one chain: rope between the halves of the others."""
+    rows, order = queries.reshape(-1, queries.shape[-1]), np.r_[0:256, 512:576, 256:512]
+    return tensor_core_matmul(rows[:, order], keys[:, order].T).reshape(*queries.shape[:-1], len(keys))
+
+
+SCORES = {"v3_mma": scores_of_v3, "v4_wgmma": scores_of_v4}  # of the versions on tensor cores
+
+
+def weighted_sums(weights, values):
+    """Return float32 [n, h, c] as tensor cores sum it: weights are rounded, an accumulator takes 1,024 steps."""
     rows = weights.astype(values.dtype).reshape(-1, len(values))
     folds = [slice(start, start + 16_384) for start in range(0, len(values), 16_384)]
     sums = sum(tensor_core_matmul(rows[:, fold], values[fold]) for fold in folds)
     return sums.reshape(*weights.shape[:-1], values.shape[1])
 
 
-def attend_densely(q_nope, q_pe, ckv, kpe, allowed, sm_scale, dtype=np.float64, *, as_v3=False):
+def attend_densely(q_nope, q_pe, ckv, kpe, allowed, sm_scale, dtype=np.float64, *, variant=None):
     """Return (out [n, H, C], lse [n, H]) of a plain masked softmax over dense rows.
 
-    No sum has more than 1,024 keys, so that its error does not grow with the context; `as_v3` takes the products as
-    that kernel's tensor cores do.
+    No sum has more than 1,024 keys, so that its error does not grow with the context; with a `variant`
+    products are those of its tensor cores.
     """
     queries = np.concatenate([q_nope, q_pe], axis=-1)
     keys = np.concatenate([ckv, kpe], axis=-1).astype(queries.dtype)
-    if as_v3:
-        products = scores_of_v3(queries, keys)
+    if variant is not None:
+        products = SCORES[variant](queries, keys)
     else:
         products = np.einsum("nhc,tc->nht", queries.astype(dtype), keys.astype(dtype))
     scores = np.where(allowed[:, None, :], dtype(sm_scale) * products, dtype(-np.inf))
@@ -205,8 +223,8 @@ def attend_densely(q_nope, q_pe, ckv, kpe, allowed, sm_scale, dtype=np.float64, 
         weights = np.exp(scores - highest)
         tiles = [slice(start, start + 1024) for start in range(0, len(keys), 1024)]
         total = sum(weights[..., tile].sum(axis=-1, keepdims=True) for tile in tiles)
-        if as_v3:
-            out[seen] = weighted_sums_of_v3(weights, values) / total
+        if variant is not None:
+            out[seen] = weighted_sums(weights, values) / total
         else:
             shares, values = weights / total, values.astype(dtype)
             out[seen] = sum(np.einsum("nht,tc->nhc", shares[..., tile], values[tile]) for tile in tiles)
@@ -214,7 +232,7 @@ def attend_densely(q_nope, q_pe, ckv, kpe, allowed, sm_scale, dtype=np.float64, 
     return out, lse
 
 
-def expected(case, keys="all", dtype=np.float64, *, as_v3=False):
+def expected(case, keys="all", dtype=np.float64, *, variant=None):
     """Return the batched answer of a case from its dense rows; padding rows are (0, -inf)."""
     out = np.zeros(case.q_nope.shape, dtype)
     lse = np.full(case.q_nope.shape[:-1], -np.inf, dtype)
@@ -229,7 +247,7 @@ def expected(case, keys="all", dtype=np.float64, *, as_v3=False):
             allowed[:, part],
             case.sm_scale,
             dtype,
-            as_v3=as_v3,
+            variant=variant,
         )
     return out, lse
 
@@ -243,7 +261,7 @@ def assert_state(case, out, lse, keys="all", *, variant=None):
     exact_out, exact_lse = expected(case, keys)
     plain = np.float64 if dtype == np.float64 else np.float32
     traits = None if variant is None else VERSIONS[variant].TRAITS
-    plain_out, plain_lse = expected(case, keys, plain, as_v3=traits is not None and traits.tensor_cores)
+    plain_out, plain_lse = expected(case, keys, plain, variant=variant if variant in SCORES else None)
     values = np.concatenate([rows.ravel() for rows in case.ckv_rows])
     rule = {"rms_factor": 2.0 if traits is None or traits.tensor_cores else 1.25}
     assert_close(out, exact_out, plain_out.astype(dtype), floor=out_floor(dtype, exact_out, values), name="out", **rule)

@@ -1,4 +1,4 @@
-"""The fixture of tests that run v3 as another device would."""
+"""The fixture of tests that run a version as another device would."""
 
 from functools import partial
 
@@ -10,7 +10,12 @@ from ddtree_cupy.tree_attention.versions import v3_mma
 
 @pytest.fixture
 def plan_with(monkeypatch):
-    """Return a function that gives v3's `plan` options which the device decides otherwise."""
-    plan = v3_mma.plan
+    """Return a function that gives a version's `plan` options which the device decides otherwise."""
     monkeypatch.setattr(kernel, "attention_plan", kernel.attention_plan.__wrapped__)  # no plans of earlier tests
-    return lambda **options: monkeypatch.setattr(v3_mma, "plan", partial(plan, **options))
+    plans = {}
+
+    def change(version=v3_mma, **options):
+        plan = plans.setdefault(version, version.plan)
+        monkeypatch.setattr(version, "plan", partial(plan, **options))
+
+    return change

@@ -64,7 +64,7 @@ def test_assert_state_rejects_a_wrong_constant_in_what_tensor_cores_made(dtype, 
     """ln 2 as 0.6931475 is off by 4.6e-7 of itself, less than what lse may be off in its worst entry."""
     rng = np.random.default_rng(seed)
     case = tree_case(rng, [int(rng.integers(1, 40))], [int(rng.integers(0, 300))], heads=4, dtype=dtype)
-    out, lse = expected(case, dtype=np.float32, as_v3=True)
+    out, lse = expected(case, dtype=np.float32, variant="v3_mma")
     assert_state(case, out.astype(dtype), lse, variant="v3_mma")
     with pytest.raises(AssertionError, match=r"lse: max error .* <= .*, rms .* > "):
         assert_state(case, out.astype(dtype), lse * np.float32(0.6931475 / np.log(2)), variant="v3_mma")
@@ -73,6 +73,6 @@ def test_assert_state_rejects_a_wrong_constant_in_what_tensor_cores_made(dtype, 
 def test_attend_densely_agrees_with_itself_whatever_takes_the_products():
     case = tree_case(np.random.default_rng(0), [5], [40_000], heads=1, head_dims=(64, 16), dtype=BFLOAT16)
     arguments = case.q_nope[0], case.q_pe[0], case.ckv_rows[0], case.kpe_rows[0], case.allowed[0], case.sm_scale
-    states = attend_densely(*arguments, np.float32, as_v3=True), attend_densely(*arguments)
+    states = attend_densely(*arguments, np.float32, variant="v3_mma"), attend_densely(*arguments)
     for found, wanted in zip(*states, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tree_attention.cases import BFLOAT16, build, recipes, tree_case
+from tree_attention.cases import BFLOAT16, build, recipes, sizes_for, tree_case
 
 from ddtree_cupy import DraftTree, PagedKV, merge_states, tree_attention
 from ddtree_cupy.kernels.device import device_of
@@ -21,6 +21,11 @@ KERNELS = [
     for variant in VERSIONS
 ]
 everywhere = pytest.mark.parametrize(("backend", "variant"), [REFERENCE, *KERNELS])
+
+
+def head_dims_of(variant):
+    """Return the smallest head sizes that a version takes, of those that tensor cores do."""
+    return (64, 16) if variant == "reference" else min(VERSIONS[variant].TRAITS.head_sizes or ((64, 16),))
 
 
 def spoil(case, spoilt):
@@ -74,8 +79,9 @@ def test_hidden_values_stay_hidden_in_the_smallest_tree(backend, variant, dtype,
     if backend.name != "numpy" and dtype.name not in VERSIONS[variant].TRAITS.dtypes:
         pytest.skip("this version takes other dtypes, as test_kernels.py shows")
     tree = DraftTree.from_parents([7, 8, 9], [-1, 0, 0])
-    ckv, q_nope = np.ones((3, 64), dtype), np.ones((3, 1, 64), dtype)
-    kpe, q_pe = np.ones((3, 16), dtype), np.ones((3, 1, 16), dtype)
+    width, rope = head_dims_of(variant)
+    ckv, q_nope = np.ones((3, width), dtype), np.ones((3, 1, width), dtype)
+    kpe, q_pe = np.ones((3, rope), dtype), np.ones((3, 1, rope), dtype)
     ckv[2] = value
     kv = PagedKV.from_dense(ckv, kpe, context_lens=0)
     whole = backend(tree_attention, tree, q_nope, q_pe, kv, sm_scale=1.0, variant=variant)
@@ -100,10 +106,11 @@ def test_hidden_values_stay_hidden_in_the_smallest_tree(backend, variant, dtype,
 def test_tree_attention_never_reads_what_hidden_nodes_hold(backend, variant, recipe, dtype, keys, seed, data):
     if backend.name != "numpy" and dtype.name not in VERSIONS[variant].TRAITS.dtypes:
         dtype = BFLOAT16
-    case = build(recipe, dtype=dtype, head_dims=(64, 16))
+    sizes = {} if variant == "reference" else sizes_for(variant, page_size=recipe["page_size"])
+    case = build(recipe, **{**sizes, "dtype": dtype, "head_dims": head_dims_of(variant)})
     nodes = [(request, node) for request, count in enumerate(recipe["counts"]) for node in range(count)]
     picked = data.draw(st.lists(st.sampled_from(nodes), max_size=4)) if nodes else []
-    columns, values = st.integers(0, 79), st.sampled_from(VALUES)
+    columns, values = st.integers(0, sum(head_dims_of(variant)) - 1), st.sampled_from(VALUES)
     spoilt = [(*place, data.draw(columns), data.draw(values)) for place in picked]
 
     def attend(case):

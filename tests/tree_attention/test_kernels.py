@@ -14,6 +14,7 @@ from tree_attention.cases import (
     matrix_case,
     of_one_sign,
     recipes,
+    sizes_for,
     tree_case,
 )
 
@@ -42,11 +43,6 @@ versions_and_dtypes = pytest.mark.parametrize(
 )
 
 
-def sizes_for(variant, **others):
-    """Return the dtype and head sizes of a small case that a version takes; `others` where any will do."""
-    return others if variant in ANY_SIZE else {"dtype": BFLOAT16, "head_dims": (64, 16)}
-
-
 def attend(backend, case, **options):
     return backend(tree_attention, *case.arguments, sm_scale=case.sm_scale, **options)
 
@@ -54,7 +50,7 @@ def attend(backend, case, **options):
 @versions_and_dtypes
 @given(recipe=recipes(), keys=st.sampled_from(["all", "context", "tree"]), seed=st.integers(0, 9))
 def test_tree_attention_matches_oracle(kernels, variant, dtype, recipe, keys, seed):
-    case = build(recipe, **{**sizes_for(variant), "dtype": dtype})
+    case = build(recipe, **{**sizes_for(variant, page_size=recipe["page_size"]), "dtype": dtype})
     out, lse = attend(replace(kernels, seed=seed), case, keys=keys, variant=variant)
     assert_state(case, out, lse, keys, variant=variant)
 
@@ -79,7 +75,7 @@ def test_tree_attention_matches_oracle_for_other_head_sizes(kernels, variant, he
 @versions_and_dtypes
 @pytest.mark.parametrize("page_size", [1, 7, 64])
 def test_tree_attention_matches_oracle_at_deepseek_sizes(kernels, variant, dtype, page_size):
-    options = {"head_dims": (512, 64), "heads": 2, "page_size": page_size, "dtype": dtype}
+    options = {**sizes_for(variant, page_size=page_size), "head_dims": (512, 64), "heads": 2, "dtype": dtype}
     case = tree_case(np.random.default_rng(2), [9, 4], [300, 65], **options)
     assert_state(case, *attend(kernels, case, variant=variant), variant=variant)
 
@@ -156,7 +152,7 @@ def test_rows_of_non_finite_queries_are_nan_as_in_the_reference(kernels, variant
 @versions
 @given(recipe=recipes())
 def test_tree_attention_is_identical_when_others_join_the_batch(kernels, variant, recipe):
-    case = build(recipe, **sizes_for(variant))
+    case = build(recipe, **sizes_for(variant, page_size=recipe["page_size"]))
     split = {"split_keys": 64} if VERSIONS[variant].TRAITS.cuts_keys else {}
     joined = attend(kernels, case, variant=variant, **split)
     for b in range(len(recipe["counts"])):
@@ -172,7 +168,7 @@ def test_tree_attention_is_identical_when_others_join_the_batch(kernels, variant
 @given(recipe=recipes())
 def test_tree_attention_never_writes_outside_its_results(kernels, variant, recipe):
     """Guard zones around out and lse keep their canaries; every entry between them is written."""
-    case = build(recipe, **sizes_for(variant))
+    case = build(recipe, **sizes_for(variant, page_size=recipe["page_size"]))
     rows, dtype = case.q_nope.size // case.q_nope.shape[-1], case.q_nope.dtype
     store = kernels.put([np.full(case.q_nope.size + 512, np.nan, dtype), np.full(rows + 64, np.nan, np.float32)])
     out = store[0][256:-256].reshape(case.q_nope.shape)
@@ -187,7 +183,16 @@ def test_tree_attention_never_writes_outside_its_results(kernels, variant, recip
     assert_state(case, *kernels.get((out, lse)), variant=variant)
 
 
-@pytest.mark.parametrize(("variant", "split"), [("v2_split_kv", {}), ("v3_mma", {}), ("v3_mma", {"split_keys": 96})])
+@pytest.mark.parametrize(
+    ("variant", "split"),
+    [
+        ("v2_split_kv", {}),
+        ("v3_mma", {}),
+        ("v3_mma", {"split_keys": 96}),
+        ("v4_wgmma", {}),
+        ("v4_wgmma", {"split_keys": 128}),
+    ],
+)
 def test_versions_take_a_workspace_of_the_size_they_name(kernels, variant, split):
     case = tree_case(np.random.default_rng(4), [5, 7], [600, 30], heads=1, **sizes_for(variant, head_dims=(16, 16)))
     arguments = kernels.put(case.arguments)
@@ -253,7 +258,7 @@ def test_tree_attention_survives_wrong_numbers_in_device_arrays(kernels, variant
 def test_auto_picks_the_last_version_that_fits():
     for dtype, head_dims, wanted in [
         (BFLOAT16, (64, 16), "v3_mma"),
-        (np.float16, (512, 64), "v3_mma"),
+        (np.float16, (512, 64), "v4_wgmma"),
         (np.float32, (64, 16), "v2_split_kv"),
         (BFLOAT16, (48, 16), "v2_split_kv"),
     ]:

@@ -14,7 +14,7 @@ def sizes_for(version, **changes):
     """Return the sizes of a call that the version takes, by its traits."""
     traits = version.TRAITS
     width, rope = (traits.head_sizes or ((512, 64),))[0]
-    sizes = Sizes(traits.dtypes[0], 2, 5, 3, width, rope, 2_048, None, EMULATED)
+    sizes = Sizes(traits.dtypes[0], 2, 5, 3, width, rope, 2_048, None, EMULATED, box_keys=64)
     return sizes._replace(**changes)
 
 
@@ -47,4 +47,9 @@ def test_versions_take_any_length_if_they_say_so(version):
 @pytest.mark.parametrize("arch", [70, 75, 80, 86, 90, 100, 120])
 def test_versions_run_from_the_architecture_they_name(version, arch):
     sizes = sizes_for(version, device=EMULATED._replace(arch=f"sm_{arch}"))
-    assert (version.refusal(sizes) == "") == (arch >= version.TRAITS.least_arch)
+    assert (version.refusal(sizes) == "") == (version.TRAITS.least_arch <= arch <= version.TRAITS.most_arch)
+
+
+@every_version
+def test_versions_take_any_pages_unless_they_name_some(version):
+    assert (version.refusal(sizes_for(version, box_keys=0)) == "") == (version.TRAITS.page_sizes is None)

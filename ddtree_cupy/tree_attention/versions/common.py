@@ -28,8 +28,10 @@ class Traits:
     dtypes : tuple of str
     head_sizes : tuple of (C, R), or None
         None: any multiples of 16 up to `MOST_WIDTH`.
-    least_arch : int
-        The oldest architecture, such as 80 for sm_80; 0: any.
+    page_sizes : tuple of int, or None
+        Keys of a page; multiples of the largest are fine, too. None: any.
+    least_arch, most_arch : int
+        The oldest and the newest architecture, such as 80 for sm_80; 0 and 999: any.
     cuts_keys : bool
         It cuts keys by the whole batch, and every `split_keys` where that is given.
     any_length : bool
@@ -42,7 +44,9 @@ class Traits:
 
     dtypes: tuple[str, ...]
     head_sizes: tuple[tuple[int, int], ...] | None = None
+    page_sizes: tuple[int, ...] | None = None
     least_arch: int = 0
+    most_arch: int = 999
     cuts_keys: bool = False
     any_length: bool = True
     tensor_cores: bool = False
