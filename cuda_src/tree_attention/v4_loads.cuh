@@ -9,8 +9,7 @@
 #include "tree_attention/v4_layout.cuh"
 
 // Tensor copies of key tiles, by the lanes of one warp: with SMALL_PAGES each lane brings one box of one page, else
-//            lane 0
-// all of a half.
+// lane 0 all of a half.
 template <class T, bool SMALL_PAGES>
 struct KeyLoader {
   const KeyMaps& maps;
@@ -102,9 +101,8 @@ __device__ __forceinline__ void copy_scaled_16(char* to, const T* from, bool is_
   }
 }
 
-// Rows 16 * warp .. + 15 of the row tile, `units` lanes to a row: 16 bytes of each to the place that `place` gives it.
-//            Rows
-// that the request cannot have become 0.
+// Rows 16 * warp .. + 15 of the row tile, UNITS lanes to a row: 16 bytes a lane to where `place` says. Rows that the
+// request cannot have become 0.
 template <int UNITS, class T, class Place>
 __device__ __forceinline__ void load_rows(const Shared& shared, const T* base, long long node_stride,
                                           long long head_stride, int H, int first_row, int num_rows, bool aligned,

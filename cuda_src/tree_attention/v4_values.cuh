@@ -23,8 +23,7 @@ __device__ __forceinline__ void scale_rows(float (&o)[128], float lower, float u
 }
 
 // The keys that some row does not see, in a tile where they may hold NaN or inf: their products are added one by one
-//            for
-// the rows that see them, and this half of the keys becomes 0. All threads of the warpgroup call together.
+// for the rows that see them, and this half of the keys becomes 0. All threads of the warpgroup call together.
 template <class T>
 __device__ __forceinline__ void set_apart(const char* weights, char* values, int row, int barrier, float (&o)[128]) {
   const int lane = threadIdx.x % 32, p = lane % 4;
