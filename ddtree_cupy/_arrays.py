@@ -114,6 +114,16 @@ def as_int32(
     return array.astype(wanted)
 
 
+def batched_shape(array: Array, ndim: int) -> Any:
+    """Return the shape of an array of `ndim` axes in a batch, that of a single request with a request axis of 1."""
+    return array.shape if array.ndim == ndim else (1, *array.shape)
+
+
+def batched_strides(array: Array, ndim: int) -> Any:
+    """Return the strides of an array of `ndim` axes in a batch, those of a single request with one of 0 before them."""
+    return array.strides if array.ndim == ndim else (0, *array.strides)
+
+
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of a name; "bfloat16" is that of ml_dtypes."""
     if name == "bfloat16":

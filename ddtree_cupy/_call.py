@@ -181,8 +181,11 @@ class Call:
         return ("batch", *names) if self.is_batched else names
 
     def batch(self, *values: Any) -> Any:
-        """Return arrays and containers with a request axis; None and numbers as they are."""
-        if not self.is_batched:
+        """Return arrays and containers with a request axis; None and numbers, and all that kernels take, as they are.
+
+        Kernels need addresses, sizes and strides alone, which `batched_shape` and `batched_strides` give at less cost.
+        """
+        if not self.is_batched and self.backend == "numpy":
             values = tuple(_with_batch(value) for value in values)
         return values if len(values) > 1 else values[0]
 
@@ -194,7 +197,7 @@ class Call:
             return self.deliver(result if self.is_batched else _without_batch(result), self.out)
         results, values = self._arrays(workspace)
         self.plan.run(self.backend, values)
-        return self._returned(results)
+        return self.form.returned(self.out, list(results.values()))
 
     def bind(self, workspace: Array | None = None) -> "tuple[Any, list[Callable[[], None]], Mapping[str, Any]]":
         """Return the results of a call of kernels, its launches, and what must live as long as these are used."""
@@ -206,7 +209,8 @@ class Call:
                 f"that {self.check.function} takes as it is"
             )
         results, values = self._arrays(workspace)
-        return self._returned(results), self.plan.launches(self.backend, values), values
+        returned = self.form.returned(self.out, list(results.values()))
+        return returned, self.plan.launches(self.backend, values), values
 
     def _arrays(self, workspace: Array | None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return the results, and with inputs and scratch all that kernels take, by their names there."""
@@ -221,28 +225,23 @@ class Call:
         return results, {**self.inputs, **results, **scratch}
 
     def _results(self, given: Mapping[str, Array] | None) -> dict[str, Array]:
-        """Return the arrays to write by their names in kernels, with a request axis."""
+        """Return the arrays to write by their names in kernels."""
         assert self.plan is not None
         function, wanted = self.check.function, self.plan.results
+        first = 0 if self.is_batched else 1  # of the axes that results have
         if given is None:
             if wanted:
                 require_given(function, self.backend, out=None)
-            return {name: empty(self.backend, shape, dtype) for name, (shape, dtype) in wanted.items()}
+            return {name: empty(self.backend, shape[first:], dtype) for name, (shape, dtype) in wanted.items()}
         if self._checks_metadata:
             for (label, array), (_, dtype) in zip(given.items(), wanted.values(), strict=True):
                 if array is None:
                     raise DTypeError(f"{function}: `{label}` is None, expected a {np.dtype(dtype).name} array")
             self.check.backend(**dict([self._first]), **given)
             for (label, array), (shape, dtype) in zip(given.items(), wanted.values(), strict=True):
-                expected = shape if self.is_batched else shape[1:]
                 dtypes = (dtype_name(np.dtype(dtype)),)
-                self.check.array(label, array, expected, dtypes, contiguous=True, writable=True)
-        arrays = given.values() if self.is_batched else (array[None] for array in given.values())
-        return dict(zip(wanted, arrays, strict=True))
-
-    def _returned(self, results: Mapping[str, Array]) -> Any:
-        arrays = list(results.values()) if self.is_batched else [array[0, ...] for array in results.values()]
-        return self.form.returned(self.out, arrays)
+                self.check.array(label, array, shape[first:], dtypes, contiguous=True, writable=True)
+        return dict(zip(wanted, given.values(), strict=True))
 
     def deliver(self, result: Any, out: Any) -> Any:
         """Return the reference's result, or copy it into `out` (all arrays checked first) and return `out`."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._arrays import numpy_dtype
+from ddtree_cupy._arrays import batched_strides, numpy_dtype
 from ddtree_cupy._cache_struct import CacheFacts, facts_of
 from ddtree_cupy._overlap import Place, address_of, overlap
 from ddtree_cupy.containers import AcceptResult, PagedKV
@@ -87,7 +87,7 @@ def targets_plan(shape: tuple[int, int, int], dtype: str, samples: bool) -> Plan
 def targets_inputs(target_logits: Array, num_nodes: Array | int) -> dict[str, Any]:
     """Arguments that greedy_targets and sample_targets share."""
     itemsize = target_logits.dtype.itemsize
-    request_stride, node_stride, _ = target_logits.strides
+    request_stride, node_stride, _ = batched_strides(target_logits, 3)
     is_one = isinstance(num_nodes, int)
     return {
         "target_logits": target_logits,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._arrays import batched_shape
 from ddtree_cupy._cache_struct import facts_of, has_passed, with_lens
 from ddtree_cupy._call import NUMBERS, Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
@@ -26,7 +27,7 @@ def greedy_targets(
     on_device, target_logits, num_nodes = _targets(call, target_logits, num_nodes, on_bad_row)
     logits, counts = call.batch(target_logits, num_nodes)
     if on_device:
-        call.plan = kernel.targets_plan(logits.shape, logits.dtype.name, samples=False)
+        call.plan = kernel.targets_plan(batched_shape(logits, 3), logits.dtype.name, samples=False)
         call.inputs = kernel.targets_inputs(logits, counts)
         return
     counts = _counts_of(call.check, logits, counts)
@@ -61,7 +62,7 @@ def sample_targets(
     call.read = {**call.read, "uniforms": uniforms, "temperature": temperature}
     logits, draws, heat, counts = call.batch(target_logits, uniforms, temperature, num_nodes)
     if on_device:
-        call.plan = kernel.targets_plan(logits.shape, logits.dtype.name, samples=True)
+        call.plan = kernel.targets_plan(batched_shape(logits, 3), logits.dtype.name, samples=True)
         call.inputs = {**kernel.targets_inputs(logits, counts), **kernel.sampling_inputs(draws, heat)}
         return
     counts = _counts_of(check, logits, counts)
@@ -149,7 +150,7 @@ def accept(call: Call, tree: DraftTree, target_token_ids: Array) -> None:
     call.read = {"tree": Region(bounds_of(tree).values(), read), "target_token_ids": target_token_ids}
     each, targets = call.batch(tree, target_token_ids)
     if on_device:
-        call.plan = kernel.accept_plan(each.token_ids.shape)
+        call.plan = kernel.accept_plan(batched_shape(each.token_ids, 2))
         names = ("token_ids", "first_child", "next_sibling", "num_nodes")
         call.inputs = {**{name: getattr(each, name) for name in names}, "target_token_ids": targets}
         return
@@ -226,7 +227,7 @@ def commit_kv(call: Call, kv: PagedKV | Sequence[PagedKV], result: AcceptResult)
         call.read = {"result": Region(bounds_of(result).values(), result), **_regions(caches)}
     path, *batched = call.batch(result, *caches) if caches else (call.batch(result),)
     if on_device:
-        call.plan = kernel.commit_plan(batched, path.accepted.shape, groups)
+        call.plan = kernel.commit_plan(batched, batched_shape(path.accepted, 2), groups)
         call.inputs = kernel.commit_inputs(batched, path, groups)
         return
     if out is not None:

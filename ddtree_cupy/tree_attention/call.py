@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddtree_cupy._arrays import batched_shape, batched_strides
 from ddtree_cupy._cache_struct import facts_of, starts_at_multiples
 from ddtree_cupy._overlap import address_of
 from ddtree_cupy.containers import DraftTree, PagedKV, Visibility
@@ -49,8 +50,8 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(q_nope: Array, q_pe: Array, kv: PagedKV, keys: str, split_keys: int | None, backend: str) -> Sizes:
-    """Return the sizes of a batched call."""
-    batch, capacity, num_heads, head_dim_ckv = q_nope.shape
+    """Return the sizes of a call."""
+    batch, capacity, num_heads, head_dim_ckv = batched_shape(q_nope, 4)
     most_keys = (0 if keys == "tree" else kv.max_context) + (0 if keys == "context" else capacity)
     rope, device, facts = q_pe.shape[-1], device_of(backend), facts_of(kv)
     boxes = facts.box_keys if device.arch in TENSOR_COPIES else 0
@@ -60,9 +61,9 @@ def sizes_of(q_nope: Array, q_pe: Array, kv: PagedKV, keys: str, split_keys: int
 def inputs_of(
     tree: DraftTree | Visibility, q_nope: Array, q_pe: Array, kv: PagedKV, sm_scale: float, keys: str, sizes: Sizes
 ) -> dict[str, Any]:
-    """Return what kernels of all versions take of a batched call, by their names for it."""
-    itemsize, nope, pe = q_nope.dtype.itemsize, q_nope.strides, q_pe.strides
-    facts, (_, capacity, num_heads, _) = facts_of(kv), q_nope.shape
+    """Return what kernels of all versions take of a call, by their names for it."""
+    itemsize, nope, pe = q_nope.dtype.itemsize, batched_strides(q_nope, 4), batched_strides(q_pe, 4)
+    facts, (capacity, num_heads, _) = facts_of(kv), q_nope.shape[-3:]
     queries_are_aligned = starts_at_multiples(q_nope, nope[:3]) and starts_at_multiples(q_pe, pe[:3])
     queries = layout_of("common/inputs.cuh", "Queries<int>").pack(
         q_nope=q_nope,

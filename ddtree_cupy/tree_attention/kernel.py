@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._arrays import numpy_dtype
+from ddtree_cupy._arrays import batched_strides, numpy_dtype
 from ddtree_cupy._cache_struct import packed_cache
 from ddtree_cupy.containers import PagedKV
 from ddtree_cupy.errors import UnsupportedError
@@ -93,16 +93,17 @@ def write_plan(dtype: str, batch: int, capacity: int, head_dim_ckv: int, head_di
 def write_inputs(kv: PagedKV, ckv_rows: Array, kpe_rows: Array, num_rows: int | Array) -> dict[str, Any]:
     """Arguments of write_kv by name."""
     is_one, itemsize = isinstance(num_rows, int), ckv_rows.dtype.itemsize
+    ckv_strides, kpe_strides = batched_strides(ckv_rows, 3), batched_strides(kpe_rows, 3)
     return {
         "cache": packed_cache(kv),
         "ckv_rows": ckv_rows,
         "kpe_rows": kpe_rows,
         "num_rows": None if is_one else num_rows,
         "rows_of_all": num_rows if is_one else 0,
-        "ckv_request_stride": ckv_rows.strides[0] // itemsize,
-        "ckv_row_stride": ckv_rows.strides[1] // itemsize,
-        "kpe_request_stride": kpe_rows.strides[0] // itemsize,
-        "kpe_row_stride": kpe_rows.strides[1] // itemsize,
+        "ckv_request_stride": ckv_strides[0] // itemsize,
+        "ckv_row_stride": ckv_strides[1] // itemsize,
+        "kpe_request_stride": kpe_strides[0] // itemsize,
+        "kpe_row_stride": kpe_strides[1] // itemsize,
     }
 
 

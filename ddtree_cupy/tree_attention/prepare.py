@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._arrays import batched_shape
 from ddtree_cupy._cache_struct import facts_of
 from ddtree_cupy._call import Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64
@@ -39,8 +40,8 @@ def write_kv(call: Call, kv: PagedKV, ckv_rows: Array, kpe_rows: Array, *, num_r
     call.written, call.read = pools, {"ckv_rows": ckv_rows, "kpe_rows": kpe_rows, **tables}
     kv, ckv_rows, kpe_rows, num_rows = call.batch(kv, ckv_rows, kpe_rows, num_rows)
     if on_device:
-        batch, _, width = ckv_rows.shape
-        call.plan = kernel.write_plan(facts_of(kv).dtype, batch, capacity, width, kpe_rows.shape[-1])
+        batch, _, head_dim_ckv = batched_shape(ckv_rows, 3)
+        call.plan = kernel.write_plan(facts_of(kv).dtype, batch, capacity, head_dim_ckv, kpe_rows.shape[-1])
         call.inputs = kernel.write_inputs(kv, ckv_rows, kpe_rows, num_rows)
         return
     check.separate(call.written, call.read)

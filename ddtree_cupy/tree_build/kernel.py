@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ddtree_cupy._arrays import batched_strides
 from ddtree_cupy.containers.topology import words_per_row
 from ddtree_cupy.errors import UnsupportedError
 from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, layout_of, register
@@ -118,7 +119,7 @@ def _silent_bits(dtype: str) -> int:
 def logits_inputs(draft_logits: Array, draft_lens: int | Array) -> dict[str, Any]:
     """Arguments of top_candidates by name: an int stands for all requests."""
     itemsize = draft_logits.dtype.itemsize
-    request_stride, row_stride, _ = draft_logits.strides
+    request_stride, row_stride, _ = batched_strides(draft_logits, 3)
     return {
         "draft_logits": draft_logits,
         "draft_lens": None if isinstance(draft_lens, int) else draft_lens,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ddtree_cupy._arrays import batched_shape
 from ddtree_cupy._call import Call, Form
 from ddtree_cupy._check import FLOATS, FLOATS_AND_F64, Checker
 from ddtree_cupy._overlap import Region, bounds_of
@@ -39,7 +40,7 @@ def top_candidates(
     call.form = Form(kind=Candidates)
     call.read = rows.read
     if call.backend != "numpy":
-        call.plan = kernel.candidates_plan(rows.logits.shape, rows.logits.dtype.name, k)
+        call.plan = kernel.candidates_plan(batched_shape(rows.logits, 3), rows.logits.dtype.name, k)
         call.inputs = kernel.logits_inputs(rows.logits, rows.lens)
         return
     lens = rows.values()
@@ -90,11 +91,12 @@ def build_tree(
     """Prepare `build_tree`."""
     rows = _Rows(call, draft_logits, draft_lens)
     logits = rows.logits
-    tree = _Tree(call, logits.shape[0], logits.shape[1:], budget, root_token_ids, capacity, options)
+    shape = batched_shape(logits, 3)
+    tree = _Tree(call, shape[0], shape[1:], budget, root_token_ids, capacity, options)
     call.read = {**rows.read, **call.read}
     k = _most_candidates(tree.capacity, tree.options.max_children)
     if call.backend != "numpy":
-        call.plan = kernel.build_plan(logits.shape, logits.dtype.name, k, tree.capacity, tree.options)
+        call.plan = kernel.build_plan(shape, logits.dtype.name, k, tree.capacity, tree.options)
         call.inputs = {
             **kernel.logits_inputs(logits, rows.lens),
             **kernel.tree_inputs(tree.budget, tree.roots, tree.capacity),
