@@ -105,8 +105,7 @@ __device__ __forceinline__ void write_piece(const Request& request, const unsign
 }
 
 // Piece `index` of a single request whose row tiles have `parts` pieces each: those of a pair of blocks are adjacent,
-//            else
-// those of the same keys.
+// else those of the same keys.
 __device__ __forceinline__ Found find_part(const Request& request, int parts, bool is_paired, int index) {
   const int row_tile = is_paired ? index / 2 : index % request.row_tiles;
   const int part = is_paired ? index % 2 : index / request.row_tiles;

@@ -2,8 +2,7 @@
 //
 // Letters    as v4_layout.cuh; a thread has rows r = 16 * warp + lane / 4 and r + 8 of the row tile, and of each the
 //            columns 8j + 2p and 8j + 2p + 1 of its half, p = lane % 4
-// Outputs    a whole row tile to out; else to partial_out in the order of the registers, float4[half][j][thread] of a
-//            slot
+// Outputs    a whole row tile to out; else to partial_out, in a slot float4[half][j][thread] as the registers are
 // Source     own
 #pragma once
 
