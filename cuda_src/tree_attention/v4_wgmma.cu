@@ -20,7 +20,9 @@
 // Requires   sm_90a; C 512, R 64; pages of a multiple of 64 keys, or with SMALL_PAGES of 8, 16 or 32; rows of the cache
 //            at multiples of 16 bytes; checked dtypes and shapes; scratch at multiples of 16 bytes (out, lse and the
 //            queries may start anywhere)
-// Versions   v3_mma: any of C 64 to 512, sm_80 to sm_120 | v4_wgmma: this, sm_90, 1.6 to 2 times as fast there
+// Versions   v3_mma: any of C 64 to 512, sm_80 to sm_120 | v4_wgmma: this, sm_90, 1.4 to 2.0 times as fast there
+// Speed      64 heads x 64 nodes x 8,192 keys: 109 us in a graph on an H200 (2026-12-01), where v3 takes 211;
+//            docs/v4_log.md has the table and what was tried
 // Reference  ddtree_cupy/tree_attention/reference.py
 // Source     own; wgmma, mbarrier and tensor copies after the PTX ISA; roles after FlashMLA's see-saw of two warpgroups
 //            and FlashAttention 3 (arXiv 2407.08608); the stale maximum after FlashAttention 4

@@ -88,13 +88,14 @@ def tree_attention(
     keys : "all", "context" or "tree"
         Restrict j to one part, so that another kernel can compute the other part and `merge_states` joins them.
     variant : str
-        Kernel version: "v1_three_phase", "v2_split_kv", "v3_mma" (tensor cores), or "auto": the last of these that
-        takes the arguments. NumPy arrays take "auto" and "reference".
+        Kernel version: "v1_three_phase", "v2_split_kv", "v3_mma" (tensor cores), "v4_wgmma" (Hopper), or "auto": the
+        last of these that takes the arguments. NumPy arrays take "auto" and "reference".
     split_keys : int, optional
-        A multiple of 32. Without it v3_mma cuts the keys so that all multiprocessors are busy, which depends on the
-        whole batch. With it v3_mma cuts them every `split_keys`, and the result of a request does not depend on the
-        other requests of a batch with the same N. Its scratch then takes 4 C bytes for every slice of every row, so
-        small slices of long contexts need much memory. v1 and v2 never depend on the other requests.
+        A multiple of 32, for v4_wgmma of 64. Without it v3_mma and v4_wgmma cut the keys so that all multiprocessors
+        are busy, which depends on the whole batch. With it they cut them every `split_keys`, and the result of a
+        request does not depend on the other requests of a batch with the same N. Scratch then takes 4 C bytes for
+        every slice of every row, so small slices of long contexts need much memory. v1 and v2 never depend on the
+        other requests.
     out : tuple of two arrays, optional
         Arrays for (out, lse). `q_nope` itself may be the first; a kernel refuses other memory that it reads.
     workspace : array, optional
@@ -119,8 +120,8 @@ def tree_attention(
 
     Notes
     -----
-    Numerics: float32 accumulation in sums of at most 1,024 terms (float64 for float64 input); v3_mma rounds the
-    softmax weights to the input dtype before the second product. Every version repeats bit for bit.
+    Numerics: float32 accumulation in sums of at most 1,024 terms (float64 for float64 input); v3_mma and
+    v4_wgmma round the softmax weights to the input dtype before the second product. Every version repeats bit for bit.
     A key changes only the rows that see it, also when it holds NaN or inf.
     Cost: reads (T + N)(C + R) elements per request, T = context_len.
     Source: MLA in absorbed form, DeepSeek-V2 (arXiv 2405.04434) section 2.1; tree mask after SpecInfer
