@@ -134,8 +134,8 @@ template <class T, int N, Operand A_FROM, bool COLUMNS>
 inline void multiply_warp(void** lanes) {
   const emu_product& first = *static_cast<emu_product*>(lanes[0]);
   const int first_row = emu_ctx.linear / 32 % 4 * 16;
-  static float A[16][16], B[16][N];
-  static int exponent_of_A[16][16], exponent_of_B[16][N];
+  float A[16][16], B[16][N];  // of the thread that arrives last
+  int exponent_of_A[16][16], exponent_of_B[16][N];
   for (int row = 0; row < 16; ++row)
     for (int k = 0; k < 16; ++k) {
       if (A_FROM == kRegisters) {
@@ -161,7 +161,10 @@ inline void multiply_warp(void** lanes) {
       const int row = lane / 4 + i / 2 % 2 * 8, n = i / 4 * 8 + lane % 4 * 2 + i % 2;
       const float c = p.adds ? p.d[i] : 0.0f;
       double products[16], sum = 0;
-      for (int k = 0; k < 16; ++k) sum += products[k] = (double)A[row][k] * B[k][n];
+      for (int k = 0; k < 16; ++k) {
+        products[k] = (double)A[row][k] * B[k][n];
+        sum += products[k];
+      }
       if (emu_ctx.cut_sums && isfinite(c + sum)) {
         int largest = aligned_exponent<float>(c);
         for (int k = 0; k < 16; ++k) {

@@ -78,8 +78,11 @@ struct Fragments {
 template <class T>
 inline int aligned_exponent(float x) {
   const int least = std::is_same<T, __half>::value ? -14 : -126;
-  if (x == 0 || !isfinite(x)) return -400;
-  return ilogb(x) > least ? ilogb(x) : least;
+  unsigned bits;
+  memcpy(&bits, &x, 4);
+  const int exponent = (int)(bits >> 23 & 255);
+  if (x == 0 || exponent == 255) return -400;
+  return exponent - 127 > least ? exponent - 127 : least;
 }
 
 // The sum of 16 products and an accumulator as a tensor core of sm_90 computes it. `largest` is the largest of their

@@ -12,6 +12,7 @@ from tree_attention.cases import BFLOAT16, build, recipes, sizes_for, tree_case
 from tree_attention.test_kernels_mma import some, with_scores
 
 from ddtree_cupy import PagedKV, emulate, tree_attention
+from ddtree_cupy.emulate import env
 from ddtree_cupy.errors import UnsupportedError
 from ddtree_cupy.kernels import constants
 from ddtree_cupy.kernels.device import EMULATED
@@ -74,7 +75,7 @@ def test_v4_roles_never_overtake_each_other(kernels, plan_with, tiles, pairs):
     """Whoever is slow. Who arrives too often is reported, what is read too early is NaN, and all warps have rows."""
     plan_with(v4_wgmma, blocks=2, parts=2 if pairs else 1, pairs=pairs)
     case = tree_case(np.random.default_rng(tiles), [5], [64 * tiles - 5], heads=12, page_size=64, **SIZES)
-    for seed in range(20):
+    for seed in range(3 if env.sanitizer() else 20):
         assert_state(case, *attend(replace(kernels, seed=seed), case))
 
 
@@ -126,7 +127,7 @@ def test_the_host_chooses_parts_where_lengths_do_not_matter():
 
 
 @pytest.mark.parametrize(
-    ("context", "nodes"), some([(16_320, 3), (16_384, 3)], [(16_321, 3), (16_700, 3), (33_500, 9)])
+    ("context", "nodes"), some([(16_321, 3)], [(16_320, 3), (16_384, 3), (16_700, 3), (33_500, 9)])
 )
 def test_v4_matches_oracle_around_fold_edges(kernels, plan_with, context, nodes):
     """Accumulators are folded when 256 key tiles are left, one after which that is so."""

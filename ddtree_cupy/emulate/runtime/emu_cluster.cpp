@@ -2,6 +2,8 @@
 //
 // An mbarrier is 8 bytes of shared memory: bits 0..14 arrivals still to come, 15..29 arrivals of a phase, 30 the parity of
 // the phase, 31 zero (poison has it set), 32..63 bytes still to come.
+#include <iterator>
+
 #include "emu_scheduler.h"
 
 namespace emu_rt {
@@ -32,16 +34,9 @@ struct Mbarrier {
   }
 };
 
-// A copy that is under way: it happens when someone waits for its barrier, or at once, by chance.
-struct Deferred {
-  void* barrier;
-  unsigned bytes;
-  void (*perform)(void* state);
-  alignas(16) char state[128];
-  emu_where where;
-};
-
-static void perform(Deferred& copy) {
+static void perform(const Deferred& given) {
+  Deferred copy;
+  copy_unwatched(&copy, &given, sizeof copy);
   EMU_ACQUIRE(copy.barrier);  // after what its thread did before
   copy.perform(copy.state);
   EMU_RELEASE(copy.barrier);
@@ -51,28 +46,24 @@ static void perform(Deferred& copy) {
 }
 
 static void perform_all(void* barrier) {
-  for (size_t i = 0; i < S.deferred.size();) {
-    if (S.deferred[i]->barrier == barrier) {
-      Deferred* copy = S.deferred[i];
-      S.deferred.erase(S.deferred.begin() + i);
-      perform(*copy);
-      delete copy;
-    } else {
+  for (unsigned i = 0; i < S.num_deferred;) {
+    if (S.deferred[i].barrier != barrier) {
       ++i;
+      continue;
     }
+    perform(S.deferred[i]);
+    copy_unwatched(&S.deferred[i], &S.deferred[--S.num_deferred], sizeof(Deferred));
   }
 }
 
-void forget_deferred() {
-  for (Deferred* copy : S.deferred) delete copy;
-  S.deferred.clear();
-}
+void forget_deferred() { S.num_deferred = 0; }
 
 void check_deferred() {
-  for (Deferred* copy : S.deferred) {
-    const char *place = static_cast<char*>(copy->barrier), *begin = static_cast<char*>(B->dynamic_shared);
+  for (unsigned i = 0; i < S.num_deferred; ++i) {
+    const Deferred& copy = S.deferred[i];
+    const char *place = static_cast<char*>(copy.barrier), *begin = static_cast<char*>(B->dynamic_shared);
     if (S.launch->strict && begin && place >= begin && place < begin + S.launch->shared_bytes)
-      emu_fail(copy->where, "nobody has waited for this copy at the end of the block");
+      emu_fail(copy.where, "nobody has waited for this copy at the end of the block");
   }
 }
 
@@ -119,15 +110,16 @@ EMU_API void emu_mbarrier_wait(void* barrier, unsigned parity, emu_where where) 
 EMU_API void emu_defer(void* barrier, unsigned bytes, void (*perform_copy)(void* state), const void* state,
                        unsigned state_bytes, emu_where where) {
   Mbarrier(barrier, where);  // a fault if it was not initialised
-  Deferred* copy = new Deferred{barrier, bytes, perform_copy, {}, where};
-  memcpy(copy->state, state, state_bytes);
+  Deferred copy;
+  copy.barrier = barrier;
+  copy.bytes = bytes;
+  copy.perform = perform_copy;
+  copy.where = where;
+  copy_unwatched(copy.state, state, state_bytes);
   EMU_RELEASE(barrier);
-  if (emu_ctx.random_schedule && (next_random() & 1)) {
-    perform(*copy);
-    delete copy;
-  } else {
-    S.deferred.push_back(copy);
-  }
+  if (emu_ctx.random_schedule && (next_random() & 1)) return perform(copy);
+  if (S.num_deferred == std::size(S.deferred)) emu_fail(where, "more than 1,024 copies are under way");
+  copy_unwatched(&S.deferred[S.num_deferred++], &copy, sizeof copy);
 }
 
 EMU_API unsigned emu_cluster_rank(emu_where where) {

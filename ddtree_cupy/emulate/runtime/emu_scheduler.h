@@ -62,7 +62,14 @@ struct Block {
   char* guarded = nullptr;                // the first page of dynamic shared memory that has protected pages around it
 };
 
-struct Deferred;  // emu_cluster.cpp
+// A copy that is under way: it happens when someone waits for its barrier, or at once, by chance.
+struct Deferred {
+  void* barrier;
+  unsigned bytes;
+  void (*perform)(void* state);
+  alignas(16) char state[128];
+  emu_where where;
+};
 
 struct Scheduler {
   emu_launch* launch = nullptr;
@@ -73,7 +80,8 @@ struct Scheduler {
   unsigned num_threads = 0;  // of a block
   Block blocks[2];
   unsigned num_blocks = 1;   // of these in use; 2: their threads are interleaved
-  std::vector<Deferred*> deferred;  // copies under way
+  Deferred deferred[1024];    // copies under way; not a vector, whose memory a sanitizer would watch
+  unsigned num_deferred = 0;
   unsigned cluster_arrived = 0, cluster_generation = 0;
   char cluster_order[2] = {};  // as those of Order
   Block* loaded = nullptr;   // the one whose static shared memory is in place
