@@ -30,6 +30,7 @@ BUILD = "tests/tree_build/test_kernels_best_first.py"
 HIDDEN = "tests/tree_attention/test_hidden_nodes.py"
 MMA_TESTS = "tests/tree_attention/test_kernels_mma.py"
 WGMMA_TESTS = "tests/tree_attention/test_kernels_wgmma.py"
+COMMIT, LAYERS = "tree_accept/commit_kv.cu", "tests/tree_accept/test_kernels_commit_layers.py"
 
 FAULTS = {
     "missing barrier": Fault(
@@ -278,6 +279,30 @@ FAULTS = {
         "seen & bit ? 0 : HIDES",
         "0",
         HIDDEN,
+    ),
+    "rows written back before all are staged": Fault(
+        COMMIT,
+        "while (!__syncthreads_or(threadIdx.x == 0 && atomicAdd(&counters[STAGED], 0u) == stages)) {",
+        "while (false) {",
+        f"{LAYERS}::test_commit_kv_writes_back_when_all_is_staged",
+    ),
+    "length advanced before all have read it": Fault(
+        COMMIT,
+        "read_before == readers - 1",
+        "read_before == 0",
+        f"{LAYERS}::test_bound_commits_move_on_in_place",
+    ),
+    "rows of one word for all": Fault(
+        COMMIT,
+        "places.moving[first / 32] >> first % 32",
+        "places.moving[0] >> first % 32",
+        f"{LAYERS}::test_commit_kv_matches_reference_for_layers_of_any_layout",
+    ),
+    "one length for all pieces": Fault(
+        COMMIT,
+        "lengths.old_lens[piece.length]",
+        "lengths.old_lens[0]",
+        f"{LAYERS}::test_commit_kv_matches_reference_for_layers_of_unlike_lengths",
     ),
 }
 

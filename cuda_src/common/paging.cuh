@@ -31,6 +31,14 @@ struct PageTable {
     return page >= 0 && page < num_pages;
   }
 
+  // The page of any position, -1 where the table, which must have entries, holds none of the pool; without a branch, so
+  // that several reads can be in flight.
+  __device__ __forceinline__ int mapped_page(int position) const {
+    const int inside = (int)min((long long)max(position, 0), capacity() - 1);
+    const int page = entries[inside / page_size];
+    return inside == position && page < num_pages ? max(page, -1) : -1;
+  }
+
   // The offset, in elements, of the row of a position in 0..capacity()-1.
   __device__ __forceinline__ long long row(int position, long long page_stride, long long slot_stride) const {
     return page(position) * page_stride + (position % page_size) * slot_stride;

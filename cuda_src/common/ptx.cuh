@@ -7,7 +7,7 @@
 // Numerics   matrix products accumulate in float32; the twin sums each 16-term product in float64 first, or cuts sums
 //            off as sm_90 does (`emulate.active(cut_sums=True)`)
 // Requires   sm_80; ldmatrix row addresses are multiples of 16 bytes; all 32 lanes call together
-// Source     PTX ISA 8.x: cp.async, ldmatrix, mma.m16n8k16, bar.sync, cvt, ex2
+// Source     PTX ISA 8.x: cp.async, st.relaxed, ldmatrix, mma.m16n8k16, bar.sync, cvt, ex2
 #pragma once
 
 #include "dtype.cuh"
@@ -37,6 +37,19 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int ALLOWED>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(ALLOWED) : "memory");
+}
+
+// stores that may meet others of the same values at the same time
+__device__ __forceinline__ void store_relaxed(uint4* to, uint4 value) {
+  asm volatile("st.relaxed.gpu.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_relaxed(unsigned* to, unsigned value) {
+  asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(unsigned short* to, unsigned short value) {
+  asm volatile("st.relaxed.gpu.u16 [%0], %1;" ::"l"(to), "h"(value) : "memory");
 }
 
 // four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8

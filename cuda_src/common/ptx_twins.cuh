@@ -21,6 +21,15 @@ inline void copy_async_wait() {
   emu::async_wait(ALLOWED);
 }
 
+inline void store_relaxed(unsigned* to, unsigned value) { __atomic_store_n(to, value, __ATOMIC_RELAXED); }
+inline void store_relaxed(unsigned short* to, unsigned short value) { __atomic_store_n(to, value, __ATOMIC_RELAXED); }
+inline void store_relaxed(uint4* to, uint4 value) {
+  store_relaxed(&to->x, value.x);
+  store_relaxed(&to->y, value.y);
+  store_relaxed(&to->z, value.z);
+  store_relaxed(&to->w, value.w);
+}
+
 struct MatrixRow {
   const unsigned short* row;
   unsigned* r;

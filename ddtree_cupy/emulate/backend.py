@@ -1,7 +1,7 @@
 """Backend `emulate` of `ddtree_cupy.kernels.get_kernel`: NumPy arrays, kernels on the CPU."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -89,3 +89,8 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     )
     raw.fill(0xFF)
     return raw.view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
+
+
+def resident(arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return copies of arrays, which launches find at one place."""
+    return {name: array.copy() for name, array in arrays.items()}

@@ -1,7 +1,10 @@
 """Backend `cupy`: kernels through `cupy.RawModule`, on the current device and CuPy's current stream."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ddtree_cupy.errors import CompileError, LayoutError, UnsupportedError
 from ddtree_cupy.kernels.device import EXACT_NVRTC, current_device, nvrtc_version
@@ -10,6 +13,7 @@ from ddtree_cupy.kernels.spec import KernelSpec
 
 # Blocks may use this much, static plus dynamic, without opting in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
+_resident: dict[Hashable, dict[str, Any]] = {}
 
 
 class CupyKernel:
@@ -91,3 +95,22 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Any:
     import cupy
 
     return cupy.empty(shape, dtype)
+
+
+def resident(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, np.uint64]:
+    """Return the addresses of copies of arrays on the current device, made once for each contents.
+
+    They are never freed, as a captured graph may read them at any time.
+    """
+    import cupy
+
+    key = (current_device(), *((name, array.tobytes()) for name, array in arrays.items()))
+    if key not in _resident:
+        stream = cupy.cuda.Stream(non_blocking=True)  # the caller's may be capturing a graph
+        with stream:
+            copies = {name: cupy.empty(array.shape, array.dtype) for name, array in arrays.items()}
+            for name, array in arrays.items():
+                copies[name].set(array, stream=stream)
+        stream.synchronize()
+        _resident[key] = copies
+    return {name: np.uint64(array.data.ptr) for name, array in _resident[key].items()}

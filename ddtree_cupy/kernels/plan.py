@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-from ddtree_cupy.kernels.registry import current_key, get_kernel
+from ddtree_cupy._overlap import address_of
+from ddtree_cupy.kernels.registry import backend_module, current_key, get_kernel
 from ddtree_cupy.kernels.spec import KernelSpec
+from ddtree_cupy.kernels.structs import StructLayout
 from ddtree_cupy.kernels.workspace import Scratch, Sizes, empty, require_given
 
 
@@ -14,7 +16,7 @@ class Step(NamedTuple):
     """One launch of a plan.
 
     `args` holds what this launch alone takes; `names` says which array of the plan a parameter means, where that has
-    another name.
+    another name. Of a struct's member that holds addresses it gives a tuple of names.
     """
 
     spec: KernelSpec
@@ -22,7 +24,7 @@ class Step(NamedTuple):
     block: tuple[int, ...]
     shared_bytes: int = 0
     args: Mapping[str, Any] | None = None
-    names: Mapping[str, str] | None = None
+    names: Mapping[str, str | tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,15 @@ class Plan:
     results, scratch : mapping of name to (shape, dtype)
     args : mapping
         Numbers.
+    resident : mapping of name to NumPy array
+        What kernels find in device memory, where it is put before the first launch and stays.
     """
 
     steps: tuple[Step, ...]
     results: Sizes = field(default_factory=dict)
     scratch: Sizes = field(default_factory=dict)
     args: Mapping[str, Any] = field(default_factory=dict)
+    resident: Mapping[str, Any] = field(default_factory=dict)
     _kept: dict[Any, list["_Launch"]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -56,8 +61,12 @@ class Plan:
 
     def run(self, backend: str, values: Mapping[str, Any]) -> None:
         """Launch everything; `values` holds inputs, results and scratch, which the caller has checked."""
-        for launch in self._prepared(backend):
-            launch.start(*launch.arguments(values))
+        try:
+            for launch in self._prepared(backend):
+                launch.start(*launch.arguments(values))
+        except BaseException:  # of the emulator: what is resident may be left half-way
+            self._kept.clear()
+            raise
 
     def allocate_and_run(self, function: str, backend: str, **inputs: Any) -> dict[str, Any]:
         """Run with fresh arrays; return the results by name."""
@@ -70,7 +79,9 @@ class Plan:
     def _prepared(self, backend: str) -> list["_Launch"]:
         key = current_key(backend)
         if key not in self._kept:
-            self._kept[key] = [_Launch(step, self.args, backend) for step in self.steps if 0 not in step.grid]
+            steps = [step for step in self.steps if 0 not in step.grid]
+            resident = backend_module(backend).resident(self.resident) if steps and self.resident else {}
+            self._kept[key] = [_Launch(step, {**self.args, **resident}, backend) for step in steps]
         return self._kept[key]
 
 
@@ -82,8 +93,9 @@ class _Launch:
         self.start = kernel.compiled.launch
         self._step, self._structs = step, kernel.structs
         constants, names = {**args, **(step.args or {})}, step.names or {}
+        self._names = names
         self._template: list[Any] = [None] * len(kernel.converters)
-        self._open: list[tuple[int, str, Callable[[Any], Any] | None]] = []
+        self._open: list[tuple[int, Any, Callable[[Any], Any] | None]] = []  # place, name of the value, converter
         for place, (name, convert) in enumerate(kernel.converters):
             if name in constants:
                 value = constants[name]
@@ -100,8 +112,17 @@ class _Launch:
                 value = values[name]
                 args[place] = value if convert is None else convert(value)
             else:  # a struct, of which the call brings the members
-                layout = self._structs[name]
-                known = {**self._constants, **values}
-                args[place] = layout.pack(**{member: known[member] for member in layout.members})
+                args[place] = self._packed(self._structs[name], values)
         step = self._step
         return step.grid, step.block, tuple(args), step.shared_bytes
+
+    def _packed(self, layout: StructLayout, values: Mapping[str, Any]) -> Any:
+        members = {}
+        for member in layout.fields:
+            given = self._names.get(member.name, member.name)
+            if isinstance(given, tuple):
+                addresses = [address_of(values[name]) for name in given]
+                members[member.name] = addresses + [0] * (member.count - len(addresses))
+            else:
+                members[member.name] = values[given] if given in values else self._constants[given]
+        return layout.pack(**members)

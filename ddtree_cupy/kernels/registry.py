@@ -23,8 +23,8 @@ from ddtree_cupy.errors import ArgumentError
 from ddtree_cupy.kernels.launch import Kernel
 from ddtree_cupy.kernels.spec import KernelSpec
 
-# A backend is a module with `device_key()`, `compile_kernel(spec, device)` and `empty(shape, dtype)`, imported at first
-# use.
+# A backend is a module with `device_key()`, `compile_kernel(spec, device)`, `empty(shape, dtype)` and
+# `resident(arrays)`, imported at first use.
 _BACKENDS = {
     "cupy": "ddtree_cupy.kernels.cupy_backend",
     "emulate": "ddtree_cupy.emulate.backend",

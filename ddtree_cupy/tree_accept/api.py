@@ -238,11 +238,16 @@ def commit_kv(
     ShapeError, DTypeError, LayoutError, ArgumentError
         Arrays do not fit; on NumPy also a position without a page, and nothing is moved then. A kernel leaves such a
         row where it is.
+    UnsupportedError
+        More than 240 different arrays `context_lens` in a call of kernels.
 
     Notes
     -----
-    Kernels launch once for each cache. Caches that may share memory by their addresses, shapes and strides are read
-    into scratch before any of them is written, unless all their arrays are the same.
+    One launch moves the rows of all caches, whatever their dtypes, sizes and strides. It advances the lengths too where
+    all caches share one array `context_lens`; otherwise a second launch does. A table of the pools stays in device
+    memory from the first call on: 64 bytes for each 1,024 bytes of a row, never freed, since a captured graph may read
+    it. Caches that may share memory by their addresses, shapes and strides are read into scratch before any of them is
+    written, unless all their arrays are the same. Where their tables give one row two contents, a kernel leaves either.
 
     Examples
     --------

@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from ddtree_cupy._arrays import batched_strides, numpy_dtype
+from ddtree_cupy._arrays import batched_strides
 from ddtree_cupy._cache_struct import CacheFacts, facts_of
 from ddtree_cupy._overlap import Place, address_of, overlap
 from ddtree_cupy.containers import AcceptResult, PagedKV
-from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, register
+from ddtree_cupy.errors import UnsupportedError
+from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, layout_of, register
 
 Array = Any
+Layer = tuple[Place, Place, Place, int]  # ckv, kpe, page table, and which array of lengths
 
-THREADS = 128  # of commit_kv and advance_context
+COMMIT = "tree_accept/commit_kv.cu"
+UNITS = (16, 4, 2)  # bytes that a thread moves at once, the largest that fits
 
 
 @cache
@@ -44,29 +47,23 @@ def sample_spec(dtype: str) -> KernelSpec:
     )
 
 
-@cache
-def commit_spec(dtype: str) -> KernelSpec:
-    """Spec of commit_kv for one dtype."""
-    return KernelSpec(
-        "tree_accept/commit_kv.cu",
-        f"commit_kv<{CTYPES[dtype]}>",
-        strided="ckv kpe",
-        nullable="staging",
-        max_threads=THREADS,
-        max_registers=128,
-    )
+def _commit_spec(entry: str, nullable: str, max_registers: int) -> KernelSpec:
+    threads = constants(COMMIT)["THREADS"]
+    return KernelSpec(COMMIT, entry, nullable=nullable, max_threads=threads, max_registers=max_registers)
 
 
 ACCEPT_SPEC = KernelSpec("tree_accept/accept.cu", "accept", max_threads=32, max_registers=40)
-ADVANCE_SPEC = KernelSpec("tree_accept/commit_kv.cu", "advance_context", max_threads=THREADS, max_registers=32)
+COMMIT_SPEC = _commit_spec("commit_kv", "staging", 144)
+COMMIT_APART_SPEC = _commit_spec("commit_kv_apart", "staging", 144)
+ADVANCE_SPEC = _commit_spec("advance_context", "", 32)
 
 
 @register
 def specs() -> Iterator[KernelSpec]:
     """Every kernel of tree_accept."""
     for dtype in CTYPES:
-        yield from (greedy_spec(dtype), sample_spec(dtype), commit_spec(dtype))
-    yield from (ACCEPT_SPEC, ADVANCE_SPEC)
+        yield from (greedy_spec(dtype), sample_spec(dtype))
+    yield from (ACCEPT_SPEC, COMMIT_SPEC, COMMIT_APART_SPEC, ADVANCE_SPEC)
 
 
 @cache
@@ -129,62 +126,137 @@ def accept_plan(shape: tuple[int, int]) -> Plan:
 
 
 def commit_inputs(caches: Sequence[PagedKV], result: AcceptResult, groups: Sequence[int]) -> dict[str, Any]:
-    """Arguments of commit_kv and advance_context by name; `groups` says which of the new lengths a cache gets."""
+    """Arguments of the kernels by name; `groups` says which of the new lengths a cache gets."""
     lens = {f"old lens {group}": kv.context_lens for kv, group in zip(caches, groups, strict=True)}
     return {"accepted": result.accepted, "num_accepted": result.num_accepted, **lens}
 
 
 def commit_plan(caches: Sequence[PagedKV], shape: tuple[int, int], groups: Sequence[int]) -> Plan:
-    """Return the moves of all caches, each memory of equal tables once, and then the new lengths."""
+    """Return the move of all caches, each memory of equal tables once, and the new lengths.
+
+    Parameters
+    ----------
+    caches : sequence of PagedKV
+    shape : tuple of int
+        B and N.
+    groups : sequence of int
+        Which of the new lengths a cache gets.
+    """
     facts = tuple([facts_of(kv) for kv in caches])
     lens = [kv.context_lens for kv in caches]
-    same = all(each is lens[0] for each in lens)
-    places = (address_of(lens[0]),) * len(lens) if same and lens else tuple(map(address_of, lens))
-    return _commit_plan(facts, places, shape, tuple(groups))
+    if all(each is lens[0] for each in lens):
+        numbers = (0,) * len(lens)
+    else:
+        known: dict[int, int] = {}
+        numbers = tuple([known.setdefault(address_of(each), len(known)) for each in lens])
+    return _plan_of_facts(facts, numbers, shape, tuple(groups))
 
 
 @lru_cache(64)
-def _commit_plan(
-    facts: tuple[CacheFacts, ...], lens: tuple[int, ...], shape: tuple[int, int], groups: tuple[int, ...]
+def _plan_of_facts(
+    facts: tuple[CacheFacts, ...], numbers: tuple[int, ...], shape: tuple[int, int], groups: tuple[int, ...]
 ) -> Plan:
+    layers = tuple((*of_cache.places, number) for of_cache, number in zip(facts, numbers, strict=True))
+    return _commit_plan(layers, shape, groups)  # the same for other containers over the same memory
+
+
+@lru_cache(64)
+def _commit_plan(layers: tuple[Layer, ...], shape: tuple[int, int], groups: tuple[int, ...]) -> Plan:
+    """Return one launch where the layers have one array of lengths; else a second one advances the lengths."""
     batch, capacity = shape
-    moved, staged = _moves(facts, lens)
-    modes = constants("tree_accept/commit_kv.cu")
+    sizes = constants(COMMIT)
+    # a number for each of the new lengths, those that come from one array in sequence; and the old ones by that number
+    sources = dict(zip(groups, (number for *_, number in layers), strict=True))
+    order = sorted(sources, key=sources.__getitem__)
+    if len(order) > sizes["MOST_LENGTHS"]:
+        raise UnsupportedError(
+            f"commit_kv: `kv` holds caches with {len(order)} different pairs of old and new `context_lens`, expected "
+            f"at most {sizes['MOST_LENGTHS']}; layers may share one array"
+        )
+    first_of = {number: order.index(group) for group, number in reversed(sources.items())}
+    moved, staged = _moves(layers)
+    table = _PieceTable(batch * capacity, sizes["COLUMNS"])
+    for *places, number in moved:
+        table.add(places, first_of[number])
+    num_direct = len(table.pieces)
+    for *places, number in staged:
+        table.add(places, first_of[number], is_staged=True)
+    num_staged = len(table.pieces) - num_direct
 
-    def move(index: int, mode: str) -> Step:
-        width, rope = facts[index].widths
-        args = {"cache": facts[index].packed(lens[index]), "mode": modes[mode], "C": width, "R": rope}
-        names = {"staging": f"staging {index}"}
-        if mode == "MOVE":
-            args["staging"] = None
-        return Step(commit_spec(facts[index].dtype), (batch, 2), (THREADS,), 0, args, names)
+    old, new = (tuple(f"{which} {group}" for group in order) for which in ("old lens", "lens"))
+    args: dict[str, Any] = {"num_direct": num_direct, "num_staged": num_staged}
+    if not num_staged:
+        args["staging"] = None
+    grid, block = (batch * (num_direct + 2 * num_staged),), (sizes["THREADS"],)
+    steps = []
+    if len(order) == 1 and table.pieces:
+        steps = [Step(COMMIT_SPEC, grid, block, 0, args, {"context_lens": old[0], "new_context_lens": new[0]})]
+    elif order:
+        steps = [Step(COMMIT_APART_SPEC, grid, block, 0, args, {"old_lens": old})] if table.pieces else []
+        by_request = -(-batch // sizes["THREADS"]), len(order)
+        names = {"old_lens": old, "new_lens": new}
+        steps.append(Step(ADVANCE_SPEC, by_request, block, 0, {"num_lengths": len(order)}, names))
+    return Plan(
+        tuple(steps),
+        results={f"lens {group}": ((batch,), np.int32) for group in range(len(order))},
+        scratch={"staging": ((table.staged_bytes,), np.uint8)} if num_staged else {},
+        args={"B": batch, "N": capacity},
+        resident=table.arrays(sizes["LENGTHS_READ"] + batch) if table.pieces else {},
+    )
 
-    steps = [move(index, "MOVE") for index in moved]
-    steps += [move(index, mode) for mode in ("STAGE", "UNSTAGE") for index in staged]
-    scratch = {
-        f"staging {index}": ((batch, capacity, sum(facts[index].widths)), numpy_dtype(facts[index].dtype))
-        for index in staged
-    }
-    results: dict[str, Any] = {}
-    for group in range(max(groups, default=-1) + 1):
-        results[f"lens {group}"] = (batch,), np.int32
-        names = {"context_lens": f"old lens {group}", "new_context_lens": f"lens {group}"}
-        steps.append(Step(ADVANCE_SPEC, (-(-batch // THREADS),), (THREADS,), names=names))
-    return Plan(tuple(steps), results, scratch, {"B": batch, "N": capacity})
+
+class _PieceTable:
+    """What `commit_kv.cu` reads of the pools, in pieces of so many columns at most."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._rows, self._columns = rows, columns
+        self._layout = layout_of(COMMIT, "Piece")
+        self.pieces: list[Array] = []
+        self.staged_bytes = 0
+
+    def add(self, places: Sequence[Place], length: int, *, is_staged: bool = False) -> None:
+        """Add both pools of a layer; `length` says which array of lengths it has."""
+        *pools, page_table = places
+        for pool in pools:
+            (num_pages, page_size, width), (page_stride, slot_stride, _) = pool.shape, pool.strides
+            num_bytes = width * pool.itemsize
+            all_of_them = pool.address | page_stride | slot_stride | num_bytes
+            unit = next((unit for unit in UNITS if all_of_them % unit == 0), UNITS[-1])
+            for start in range(0, num_bytes, unit * self._columns):
+                columns = min(num_bytes - start, unit * self._columns) // unit
+                piece = self._layout.pack(
+                    rows=np.uint64(pool.address + start),
+                    page_table=np.uint64(page_table.address),
+                    page_stride=page_stride,
+                    slot_stride=slot_stride,
+                    staging=self.staged_bytes,
+                    num_pages=num_pages,
+                    page_size=page_size,
+                    max_pages=page_table.shape[-1],
+                    unit=unit,
+                    width=columns,
+                    length=length,
+                )
+                self.pieces.append(piece)
+                if is_staged:
+                    self.staged_bytes += -(-self._rows * columns * unit // 16) * 16
+
+    def arrays(self, num_counters: int) -> dict[str, Array]:
+        """Return what stays in device memory."""
+        pieces = np.stack(self.pieces).view(np.uint32)
+        return {"pieces": pieces.reshape(len(self.pieces), -1), "counters": np.zeros(num_counters, np.uint32)}
 
 
-def _moves(facts: tuple[CacheFacts, ...], lens: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return (caches to move in place, caches to move through staging), each memory of equal tables once.
+def _moves(layers: Sequence[Layer]) -> tuple[list[Layer], list[Layer]]:
+    """Return (layers to move in place, layers to move through staging), each memory of equal tables once.
 
-    Caches that share memory are the same layer if their page tables lead to the same rows, and different layers if they
-    do not; that only the device knows. When all of them are read before any is written, both come out right.
+    Layers that share memory are the same one if their page tables lead to the same rows, and different ones if they do
+    not; that only the device knows. When all of them are read before any is written, both come out right.
     """
-    first: dict[tuple[Any, ...], int] = {}
-    for index, of_cache in enumerate(facts):
-        first.setdefault((*of_cache.places, lens[index]), index)
-    shared = _sharing([pool for places in first for pool in places[:2]])
-    moved = [index for number, index in enumerate(first.values()) if number not in shared]
-    return moved, [index for index in first.values() if index not in moved]
+    different = list(dict.fromkeys(layers))
+    shared = _sharing([pool for layer in different for pool in layer[:2]])
+    moved = [layer for number, layer in enumerate(different) if number not in shared]
+    return moved, [layer for number, layer in enumerate(different) if number in shared]
 
 
 def _sharing(pools: Sequence[Place]) -> set[int]:

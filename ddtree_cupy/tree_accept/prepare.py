@@ -225,11 +225,11 @@ def commit_kv(call: Call, kv: PagedKV | Sequence[PagedKV], result: AcceptResult)
         names = call.form.arrays_of(check.function, out) if out is not None else {}
         call.in_place = [(name, f"kv[{groups.index(at)}].context_lens") for at, name in enumerate(names)]
         call.read = {"result": Region(bounds_of(result).values(), result), **_regions(caches)}
-    path, *batched = call.batch(result, *caches) if caches else (call.batch(result),)
-    if on_device:
-        call.plan = kernel.commit_plan(batched, batched_shape(path.accepted, 2), groups)
-        call.inputs = kernel.commit_inputs(batched, path, groups)
+    if on_device:  # of the caches as they are: what is known of them, and of their plan, is kept on them
+        call.plan = kernel.commit_plan(caches, batched_shape(result.accepted, 2), groups)
+        call.inputs = kernel.commit_inputs(caches, result, groups)
         return
+    path, *batched = call.batch(result, *caches) if caches else (call.batch(result),)
     if out is not None:
         check.separate(call.form.arrays_of(check.function, out), call.read, call.in_place)
     _check_paths(check, path)
