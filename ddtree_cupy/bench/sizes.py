@@ -6,6 +6,7 @@ VOCAB_SIZE, DRAFT_LEN = 163_840, 15
 BUILD_SIZES = ((1, 16), (1, 64), (1, 256), (1, 1_024), (8, 64), (64, 64))  # (requests, budget)
 TARGET_SIZES = ((1, 65), (8, 65))  # (requests, nodes)
 COMMIT_SIZES = (1, 64)  # requests
+LAYERS = 61  # of Kimi K2 and DeepSeek-V3
 # (requests, heads, nodes, context) of the verification passes on which published kernels are compared
 ATTENTION_SIZES = (
     (1, 8, 64, 8_192),

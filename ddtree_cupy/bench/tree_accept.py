@@ -2,13 +2,22 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ddtree_cupy import accept, commit_kv, greedy_targets, sample_targets
 from ddtree_cupy.bench.case import Case, Prepared, bfloat16_normal, kept, repeated, to_device
-from ddtree_cupy.bench.sizes import COMMIT_SIZES, HEAD_DIM_CKV, HEAD_DIM_KPE, PAGE_SIZE, TARGET_SIZES, VOCAB_SIZE
-from ddtree_cupy.containers import DraftTree, PagedKV
+from ddtree_cupy.bench.sizes import (
+    COMMIT_SIZES,
+    HEAD_DIM_CKV,
+    HEAD_DIM_KPE,
+    LAYERS,
+    PAGE_SIZE,
+    TARGET_SIZES,
+    VOCAB_SIZE,
+)
+from ddtree_cupy.containers import AcceptResult, DraftTree, PagedKV
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.tree_accept import reference
 
@@ -31,6 +40,14 @@ def cases() -> Iterator[Case]:
             variant="bfloat16",
             prepare=partial(prepare_commit, batch),
             bytes_moved=batch * 9 * 2 * 2 * (HEAD_DIM_CKV + HEAD_DIM_KPE),
+        )
+    for batch in COMMIT_SIZES:
+        yield Case(
+            op="commit_kv",
+            name=f"B {batch} N 65, path of 16 nodes, {LAYERS} layers",
+            variant="bfloat16",
+            prepare=partial(prepare_layers, batch),
+            bytes_moved=batch * LAYERS * 16 * 2 * 2 * (HEAD_DIM_CKV + HEAD_DIM_KPE),
         )
 
 
@@ -100,5 +117,42 @@ def prepare_commit(batch: int) -> Prepared:
         (moved,) = reference.commit_kv([host], wanted)
         assert_identical(pool, expected)
         assert_identical(kv_lens, moved.context_lens)
+
+    return Prepared(run, gate)
+
+
+def prepare_layers(batch: int, layers: int = LAYERS) -> Prepared:
+    """Move the rows of every fourth node in all layers of a model, whose caches share tables and lengths."""
+    import cupy
+
+    nodes, context = 65, 100
+    path = np.array([0, *range(4, nodes, 4)][:16])
+    accepted = np.pad(path, (0, nodes - path.size), constant_values=-1).astype(np.int32)
+    host_result = AcceptResult(
+        np.repeat(accepted[None], batch, axis=0), np.full(batch, path.size - 1, np.int32), np.zeros(batch, np.int32)
+    )
+    max_pages = -(-(context + nodes) // PAGE_SIZE)
+    pools = bfloat16_normal(9, (layers, batch * max_pages, PAGE_SIZE, HEAD_DIM_CKV + HEAD_DIM_KPE))
+    table = np.arange(batch * max_pages, dtype=np.int32).reshape(batch, max_pages)
+    lens = np.full(batch, context, np.int32)
+
+    def caches(pools: Any, table: Any, lens: Any) -> list[PagedKV]:
+        return [PagedKV(pool[..., :HEAD_DIM_CKV], pool[..., HEAD_DIM_CKV:], table, lens) for pool in pools]
+
+    kv = caches(pools, cupy.asarray(table), cupy.asarray(lens))
+    result = to_device(host_result)
+    kv_lens = cupy.empty_like(kv[0].context_lens)
+    before = pools.copy()
+
+    def run() -> None:
+        commit_kv(kv, result, out=kv_lens)
+
+    def gate() -> None:
+        pools[...] = before  # a second run moves rows that the first has moved
+        run()
+        expected = cupy.asnumpy(before)
+        moved = reference.commit_kv(caches(expected, table, lens), host_result)
+        assert_identical(pools, expected)
+        assert_identical(kv_lens, moved[0].context_lens)
 
     return Prepared(run, gate)

@@ -22,6 +22,7 @@ PREPARED = {
     "greedy_targets": lambda: tree_accept.prepare_targets("greedy_targets", 2, 3),
     "sample_targets": lambda: tree_accept.prepare_targets("sample_targets", 2, 3),
     "accept and commit_kv": lambda: tree_accept.prepare_commit(2),
+    "commit_kv": lambda: tree_accept.prepare_layers(2, 3),
     "tree_attention": lambda: tree_attention.prepare_attention(2, 2, 5, 70, ANY_LENGTH[-1]),
 }
 FIRST_RESULT = {
@@ -30,6 +31,7 @@ FIRST_RESULT = {
     "greedy_targets": (tree_accept, "greedy_targets", lambda token_ids: token_ids),
     "sample_targets": (tree_accept, "sample_targets", lambda token_ids: token_ids),
     "accept and commit_kv": (tree_accept, "commit_kv", lambda kv: kv.context_lens),
+    "commit_kv": (tree_accept, "commit_kv", lambda caches: caches[0].context_lens),
     "tree_attention": (tree_attention, "tree_attention", lambda result: result[0]),
 }
 
