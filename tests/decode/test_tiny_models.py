@@ -126,6 +126,13 @@ def plain_drafter(features, root):
 # ---- the target ----
 
 
+def test_caches_of_the_tiny_target_share_their_lengths():
+    kv = TinyTarget.load().allocate(max_context=20, max_nodes=5)
+    assert len(kv) > 1
+    assert all(layer.context_lens is kv[0].context_lens for layer in kv)
+    assert not any(np.shares_memory(layer.ckv, kv[0].ckv) for layer in kv[1:])
+
+
 def test_target_matches_plain_mla():
     tokens = heldout_tokens("gzip", 500, 90)
     expected_logits, expected_features = plain_target(tokens)

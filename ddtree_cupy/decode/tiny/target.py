@@ -1,7 +1,7 @@
 """NumPy inference of the bundled target: a byte-level MLA transformer, absorbed form."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -95,8 +95,11 @@ class TinyTarget(TinyModel[TargetConfig]):
         ]
 
     def allocate(self, max_context: int, max_nodes: int) -> tuple[PagedKV, ...]:
-        """Return one empty cache per layer, with room for `max_context` keys and `max_nodes` tree nodes."""
-        return tuple(
+        """Return one empty cache per layer, with room for `max_context` keys and `max_nodes` tree nodes.
+
+        They share `context_lens`, so that `commit_kv` takes one launch.
+        """
+        first, *others = (
             PagedKV.allocate(
                 max_context + max_nodes,
                 page_size=PAGE_SIZE,
@@ -106,6 +109,7 @@ class TinyTarget(TinyModel[TargetConfig]):
             ).map(self._place)
             for _ in range(self.config.num_layers)
         )
+        return first, *(replace(kv, context_lens=first.context_lens) for kv in others)
 
     def forward(self, tree: DraftTree, kv: Sequence[PagedKV]) -> tuple[Array, Array]:
         """Run all nodes of an unbatched tree in one pass.
