@@ -1,5 +1,7 @@
 """What only a GPU can show: captured graphs, long contexts, pools beyond 2^31 elements, a thousand equal repeats."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -186,20 +188,38 @@ def test_kernels_address_pools_beyond_2_31_elements(variant):
     assert_state(case, *found, variant=variant)
 
 
+SHAPES = [  # tree nodes and context of each request
+    ([64], [700]),
+    ([33, 7], [700, 65]),
+    ([1], [5_000]),
+    ([65], [9_000]),
+    ([5] * 9, [0, 1, 63, 64, 65, 127, 500, 900, 3_000]),
+    ([200, 1, 64], [100, 20_000, 1]),
+    ([12] * 4, [2_000] * 4),
+    ([64] * 3, [0, 0, 4_096]),
+]
+
+
+@pytest.mark.parametrize(("nodes", "context"), SHAPES, ids=str)
 @pytest.mark.parametrize("variant", VERSIONS)
-def test_tree_attention_is_identical_over_1000_repeats(variant):
+def test_tree_attention_is_identical_over_1000_repeats(variant, nodes, context):
+    """Two inputs take turns, so that what a launch leaves behind is not what the next one wants."""
     import cupy
 
-    options = {"head_dims": (64, 16), "heads": 8, "page_size": 16, "dtype": BFLOAT16}
-    case = tree_case(np.random.default_rng(3), [33, 7], [700, 65], **options)
-    arguments = GPU.put(case.arguments)
-    first = tree_attention(*arguments, sm_scale=case.sm_scale, variant=variant)
-    out = cupy.empty_like(first[0]), cupy.empty_like(first[1])
+    sizes = VERSIONS[variant].TRAITS.head_sizes
+    head_dims = (64, 16) if sizes is None or (64, 16) in sizes else sizes[0]
+    options = {"head_dims": head_dims, "heads": 8, "page_size": 16, "dtype": BFLOAT16}
+    cases = [tree_case(np.random.default_rng(seed), nodes, context, **options) for seed in (3, 4)]
+    calls = [
+        partial(tree_attention, *GPU.put(case.arguments), sm_scale=case.sm_scale, variant=variant) for case in cases
+    ]
+    wanted = [call() for call in calls]
+    out = tuple(map(cupy.empty_like, wanted[0]))
     differences = cupy.zeros((), np.int64)
-    for _ in range(1000):
-        tree_attention(*arguments, sm_scale=case.sm_scale, variant=variant, out=out)
-        differences += (out[0].view(np.uint16) != first[0].view(np.uint16)).sum()
-        differences += (out[1].view(np.uint32) != first[1].view(np.uint32)).sum()
+    for turn in range(1000):
+        calls[turn % 2](out=out)
+        differences += (out[0].view(np.uint16) != wanted[turn % 2][0].view(np.uint16)).sum()
+        differences += (out[1].view(np.uint32) != wanted[turn % 2][1].view(np.uint32)).sum()
     assert int(differences) == 0
 
 
