@@ -22,11 +22,13 @@ V1, V2, V3 = (f"tree_attention/{name}" for name in ("v1_three_phase.cu", "v2_spl
 SCORES, VALUES = "tree_attention/v3_scores.cuh", "tree_attention/v3_values.cuh"
 ACCUMULATORS = "tree_attention/v3_accumulators.cuh"
 WARP, MERGE = "common/warp.cuh", "tree_attention/merge_states.cu"
-WRITE, BEST_FIRST = "tree_attention/write_kv.cu", "tree_build/best_first.cu"
+WRITE, POPS = "tree_attention/write_kv.cu", "tree_build/pops.cuh"
+ROUNDS, POOL = "tree_build/v2_rounds.cuh", "tree_build/v2_pool.cuh"
 TESTS = "tests/tree_attention/test_kernels.py"
 STATES = "tests/tree_attention/test_kernels_states.py"
 SCHEDULE = "tests/tree_attention/test_schedule.py"
 BUILD = "tests/tree_build/test_kernels_best_first.py"
+BUILD_ROUNDS = "tests/tree_build/test_kernels_rounds.py"
 HIDDEN = "tests/tree_attention/test_hidden_nodes.py"
 MMA_TESTS = "tests/tree_attention/test_kernels_mma.py"
 WGMMA_TESTS = "tests/tree_attention/test_kernels_wgmma.py"
@@ -65,7 +67,7 @@ FAULTS = {
         f"{TESTS}::test_v2_matches_oracle_around_slice_edges",
     ),
     "race in the bucket search": Fault(
-        BEST_FIRST,
+        POPS,
         "__syncwarp();",
         "",
         BUILD,
@@ -197,19 +199,43 @@ FAULTS = {
         f"{SCHEDULE}::test_slices_of_v2_cover_the_keys_in_sums_of_bounded_length",
     ),
     "ties within a bucket in the wrong order": Fault(
-        BEST_FIRST,
+        POPS,
         "gained == best_score && comes_first(nodes, added, best_node)",
         "gained == best_score && comes_first(nodes, best_node, added)",
         f"{BUILD}::test_best_first_tree_matches_reference_when_more_than_a_warp_ties",
     ),
     "ties within a lane in the wrong order": Fault(
-        BEST_FIRST,
+        POPS,
         "other == score && comes_first(nodes, i, node)",
         "other == score && comes_first(nodes, node, i)",
         f"{BUILD}::test_best_first_tree_matches_reference_when_more_than_a_warp_ties",
     ),
+    "a threshold above its bin": Fault(
+        ROUNDS,
+        "(bin - 0.125) / BINS",
+        "(bin + 1.5) / BINS",
+        f"{BUILD_ROUNDS}::test_best_first_tree_matches_reference_on_probabilities",
+    ),
+    "histogram read while it is written": Fault(
+        ROUNDS,
+        "    if (!is_first) last_bin = histogram.bin_of_last(wanted);\n    __syncthreads();\n",
+        "    if (!is_first) last_bin = histogram.bin_of_last(wanted);\n",
+        BUILD_ROUNDS,
+    ),
+    "ties within a bin in the wrong order": Fault(
+        POOL,
+        "return rank_a < rank_b;",
+        "return rank_a > rank_b;",
+        f"{BUILD_ROUNDS}::test_best_first_tree_matches_reference_on_drawn_rows",
+    ),
+    "rows whose scores rise taken for falling ones": Fault(
+        ROUNDS,
+        "if (!(here <= before)) atomicOr",
+        "if (here > before + 100.0) atomicOr",
+        f"{BUILD_ROUNDS}::test_best_first_tree_pops_where_scores_do_not_fall",
+    ),
     "state of neighbouring requests that overlaps": Fault(
-        BEST_FIRST,
+        "tree_build/v1_best_first.cu",
         "state + request * bucket_size * WARP_SIZE * 4",
         "state + request * bucket_size * WARP_SIZE * 3",
         f"{BUILD}::test_best_first_tree_keeps_the_state_of_each_request_apart",

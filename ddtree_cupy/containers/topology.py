@@ -19,7 +19,8 @@ class Topology(NamedTuple):
 
 def derive_on_device(parents: Array, num_nodes: Array) -> Topology:
     """Derive the links of CuPy arrays by the kernel; shapes as in `derive_topology`."""
-    from ddtree_cupy.tree_build.kernel import topology  # containers are below kernels: only here, and only when called
+    # containers are below kernels: only here, and only when called
+    from ddtree_cupy.tree_build.topology import topology
 
     return Topology(**topology(parents, num_nodes, backend="cupy"))
 

@@ -65,7 +65,7 @@ def expand(source: str | Path, *, root: Traversable | None = None, folders: Sequ
     Parameters
     ----------
     source : str or path
-        Path relative to `root`, such as `"tree_build/best_first.cu"`, or the absolute path of any file, whose
+        Path relative to `root`, such as `"tree_build/topology.cu"`, or the absolute path of any file, whose
         includes are then looked up beside it and after that in `root`.
     root : folder, optional
         Default: `source_root()`.

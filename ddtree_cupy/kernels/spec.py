@@ -19,7 +19,7 @@ class KernelSpec:
     Parameters
     ----------
     source : str
-        Path below `cuda_src`, such as `"tree_build/best_first.cu"`, or the absolute path of your own file. With
+        Path below `cuda_src`, such as `"tree_build/topology.cu"`, or the absolute path of your own file. With
         `code`, only a name for messages.
     entry : str
         An `extern "C"` name, or a template expression such as `"attend<__nv_bfloat16, 64>"`.

@@ -1,34 +1,28 @@
 """CUDA kernels of tree_build: specs, and plans by the sizes of a call; `api.py` has the contracts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from ddtree_cupy._arrays import batched_strides
-from ddtree_cupy.containers.topology import words_per_row
-from ddtree_cupy.errors import UnsupportedError
-from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, layout_of, register
-from ddtree_cupy.kernels.workspace import Sizes
+from ddtree_cupy.kernels import CTYPES, KernelSpec, Plan, Step, constants, register
+from ddtree_cupy.kernels.device import device_of
+from ddtree_cupy.tree_build import topology
+from ddtree_cupy.tree_build.versions import BEST_FIRST, TreeSizes
+from ddtree_cupy.tree_build.versions.common import pack_limits
 
 Array = Any
 
-CANDIDATES, BEST_FIRST = "tree_build/top_candidates.cu", "tree_build/best_first.cu"
-MOST_SHARED_BYTES = 64 * 1024  # of sort keys or tree state; more goes to the workspace
+CANDIDATES = "tree_build/top_candidates.cu"
+MOST_SHARED_BYTES = 64 * 1024  # of sort keys; more goes to the workspace
 STATIC_SHARED_BYTES = 1024  # room for the kernels' own small arrays
-NODE_BYTES = 32  # of best_first's state
-_LARGEST_INT = 2**31 - 1
 
 
 def sort_bytes(sort_size: int) -> int:
     """Dynamic shared memory that merge_candidates sorts `sort_size` keys in."""
     return 8 * sort_size
-
-
-def state_bytes(num_nodes: int) -> int:
-    """Dynamic shared memory (or workspace of a request) that best_first keeps `num_nodes` nodes in."""
-    return NODE_BYTES * 32 * words_per_row(num_nodes)
 
 
 @cache
@@ -52,24 +46,15 @@ MERGE_SPEC = KernelSpec(
     shared_bytes=sort_bytes,
     max_shared_bytes=MOST_SHARED_BYTES + STATIC_SHARED_BYTES,
 )
-BEST_FIRST_SPEC = KernelSpec(
-    BEST_FIRST,
-    "best_first",
-    nullable="budgets root_token_ids state",
-    max_threads=32,
-    max_registers=128,
-    shared_bytes=state_bytes,
-    max_shared_bytes=MOST_SHARED_BYTES,
-    flush_subnormals=False,
-)
-TOPOLOGY_SPEC = KernelSpec("tree_build/topology.cu", "topology", max_threads=256, max_registers=40)
 
 
 @register
 def specs() -> Iterator[KernelSpec]:
     """Every kernel of tree_build."""
     yield from map(find_spec, CTYPES)
-    yield from (MERGE_SPEC, BEST_FIRST_SPEC, TOPOLOGY_SPEC)
+    yield from (MERGE_SPEC, topology.SPEC)
+    for version in BEST_FIRST.values():
+        yield from version.specs()
 
 
 @lru_cache(256)
@@ -130,63 +115,15 @@ def logits_inputs(draft_logits: Array, draft_lens: int | Array) -> dict[str, Any
 
 
 @lru_cache(256)
-def tree_plan(
-    shape: tuple[int, int, int],
-    capacity: int,
-    max_depth: int | None,
-    max_children: int | tuple[int, ...] | None,
-    min_path_score: float | None,
-    spine: int,
-) -> Plan:
-    """Return best_first and topology for candidates (B, L, K); UnsupportedError for too many limits of children."""
-    batch, draft_len, width = shape
-    num_nodes = capacity + 1
-    shared = state_bytes(num_nodes)
-    in_workspace = shared > MOST_SHARED_BYTES
-    nodes = batch, num_nodes
-    limits = layout_of(BEST_FIRST, "Limits").pack(
-        min_path_score=-np.inf if min_path_score is None else min_path_score,
-        max_depth=draft_len if max_depth is None else min(max_depth, draft_len),
-        spine=min(spine, capacity),
-        widths=_widths(max_children, draft_len),
-    )
-    topology = topology_plan(batch, num_nodes)
-    links = topology.results
-    return Plan(
-        (Step(BEST_FIRST_SPEC, (batch,), (32,), 0 if in_workspace else shared), *topology.steps),
-        results={  # in the order of DraftTree
-            "token_ids": (nodes, np.int32),
-            "parents": (nodes, np.int32),
-            "depths": links["depths"],
-            "path_scores": (nodes, np.float64),
-            "num_nodes": ((batch,), np.int32),
-            "status": ((batch,), np.int32),
-            "visibility_bits": links["visibility_bits"],
-            "first_child": links["first_child"],
-            "next_sibling": links["next_sibling"],
-        },
-        scratch={"state": ((batch, shared // 8), np.uint64)} if in_workspace else {},
-        args={
-            **topology.args,
-            **({} if in_workspace else {"state": None}),
-            "limits": limits,
-            "L": draft_len,
-            "K": width,
-        },
-    )
+def tree_plan(sizes: TreeSizes, options: tuple[Any, ...]) -> Plan:
+    """Return the trees of the first version that takes the sizes; UnsupportedError for too many limits of children."""
+    version = next(version for version in BEST_FIRST.values() if not version.refusal(sizes))
+    return version.plan(sizes, pack_limits(sizes, *options))
 
 
-def _widths(max_children: int | tuple[int, ...] | None, draft_len: int) -> list[int]:
-    """Return the most children of a node by its depth."""
-    size = constants(BEST_FIRST)["WIDTHS"]
-    if max_children is None or isinstance(max_children, int):
-        return [_LARGEST_INT if max_children is None else min(max_children, _LARGEST_INT)] * size
-    limits = [min(limit, _LARGEST_INT) for limit in max_children[:draft_len]]
-    if len(limits) >= size:
-        raise UnsupportedError(
-            f"best_first_tree: `max_children` has {len(limits)} entries, a kernel takes at most {size - 1}"
-        )
-    return limits + [0] * (size - len(limits))
+def tree_sizes(shape: tuple[int, int, int], capacity: int, backend: str) -> TreeSizes:
+    """Return what decides how trees of candidates (B, L, K) are built."""
+    return TreeSizes(*shape, capacity, device_of(backend).shared_limit)
 
 
 def tree_inputs(budget: int | Array, root_token_ids: int | Array, capacity: int) -> dict[str, Any]:
@@ -201,31 +138,13 @@ def tree_inputs(budget: int | Array, root_token_ids: int | Array, capacity: int)
 
 
 @lru_cache(256)
-def build_plan(shape: tuple[int, int, int], dtype: str, k: int, capacity: int, options: tuple[Any, ...]) -> Plan:
+def build_plan(vocab_size: int, dtype: str, sizes: TreeSizes, options: tuple[Any, ...]) -> Plan:
     """Return both steps; the candidates between them are scratch."""
-    batch, draft_len, vocab_size = shape
-    first = candidates_plan(shape, dtype, k)
-    second = tree_plan((batch, draft_len, min(k, vocab_size)), capacity, *options)
+    first = candidates_plan((sizes.batch, sizes.draft_len, vocab_size), dtype, sizes.candidates)
+    second = tree_plan(sizes, options)
     return Plan(
         first.steps + second.steps,
         second.results,
         {**first.results, **first.scratch, **second.scratch},
         {**first.args, **second.args},
     )
-
-
-@lru_cache(256)
-def topology_plan(batch: int, num_nodes: int) -> Plan:
-    """Return the kernel that derives depths, child links and visibility from parents."""
-    words, warps = words_per_row(num_nodes), constants(TOPOLOGY_SPEC.source)["WARPS"]
-    links: Sizes = dict.fromkeys(("depths", "first_child", "next_sibling"), ((batch, num_nodes), np.int32))
-    return Plan(
-        (Step(TOPOLOGY_SPEC, (batch, -(-num_nodes // warps)), (32 * warps,)),),
-        results={**links, "visibility_bits": ((batch, num_nodes, words), np.uint32)},
-        args={"N": num_nodes, "W": words},
-    )
-
-
-def topology(parents: Array, num_nodes: Array, *, backend: str) -> Mapping[str, Array]:
-    """Derive the links of parents (B, N) and num_nodes (B), int32 and C-contiguous, by name."""
-    return topology_plan(*parents.shape).allocate_and_run("topology", backend, parents=parents, num_nodes=num_nodes)

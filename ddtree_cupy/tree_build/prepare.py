@@ -66,7 +66,7 @@ def best_first_tree(
     call.read = {"candidates": Region(bounds_of(candidates).values(), candidates), **call.read}
     candidates = call.batch(candidates)
     if on_device:
-        call.plan = kernel.tree_plan((batch, *rows), tree.capacity, *tree.options)
+        call.plan = kernel.tree_plan(kernel.tree_sizes((batch, *rows), tree.capacity, call.backend), tree.options)
         names = {"candidate_ids": "token_ids", "candidate_logits": "logits", "candidate_lse": "lse"}
         table = {name: getattr(candidates, field) for name, field in names.items()}
         call.inputs = {**table, **kernel.tree_inputs(tree.budget, tree.roots, tree.capacity)}
@@ -96,7 +96,8 @@ def build_tree(
     call.read = {**rows.read, **call.read}
     k = _most_candidates(tree.capacity, tree.options.max_children)
     if call.backend != "numpy":
-        call.plan = kernel.build_plan(shape, logits.dtype.name, k, tree.capacity, tree.options)
+        sizes = kernel.tree_sizes((*shape[:2], min(k, shape[2])), tree.capacity, call.backend)
+        call.plan = kernel.build_plan(shape[2], logits.dtype.name, sizes, tree.options)
         call.inputs = {
             **kernel.logits_inputs(logits, rows.lens),
             **kernel.tree_inputs(tree.budget, tree.roots, tree.capacity),

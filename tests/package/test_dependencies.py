@@ -1,6 +1,7 @@
 """Dependencies point one way (errors <- containers <- reference <- api <- package), and importing is cheap."""
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -36,6 +37,9 @@ ALLOWED = {
     **{f"{op}.reference": CONTAINERS for op in OPS},
     **{f"{op}.kernel": KERNEL for op in OPS},
     "tree_attention.call": KERNEL,
+    "tree_build.topology": KERNEL,
+    "tree_build.versions": KERNEL | {"tree_build.topology"},
+    "tree_build.kernel": KERNEL | {"tree_build.topology", "tree_build.versions"},
     "tree_attention.versions": KERNEL | {"tree_attention.call"},
     "tree_attention.kernel": KERNEL | {"tree_attention.call", "tree_attention.versions"},
     **{f"{op}.prepare": KERNEL | {"_call", f"{op}.reference", f"{op}.kernel"} for op in OPS},
@@ -58,9 +62,10 @@ ALLOWED = {
 # Containers are below kernels, and reach up inside two functions only: links of CuPy arrays come from a kernel, and a
 # container moves to the current device.
 UPWARDS = {
-    ("containers/topology.py", "ddtree_cupy.tree_build.kernel"),
+    ("containers/topology.py", "ddtree_cupy.tree_build.topology"),
     ("containers/base.py", "ddtree_cupy.kernels.device"),
 }
+TABLES = {"tree_attention": ["VERSIONS"], "tree_build": ["BEST_FIRST"]}  # of versions, in `versions/__init__.py`
 MAY_IMPORT_CUPY = ("containers", "kernels", "kernel", "bench", "testing", "decode", "cli", "_doctor")
 
 
@@ -163,17 +168,18 @@ def test_import_pulls_in_numpy_only():
     assert found.stdout.strip() == "['ddtree_cupy']"
 
 
-def test_versions_are_registered_and_named_as_their_sources():
+@pytest.mark.parametrize("op", ["tree_attention", "tree_build"])
+def test_versions_are_registered_and_named_as_their_sources(op):
     """A version's module sees no other version: what two of them need is in `common.py`."""
-    from ddtree_cupy.tree_attention.versions import VERSIONS
-
-    folder = PACKAGE / "tree_attention" / "versions"
-    assert {path.stem for path in folder.glob("*.py")} == {"__init__", "common", *VERSIONS}
-    for name, version in VERSIONS.items():
-        assert version.__name__ == f"ddtree_cupy.tree_attention.versions.{name}"
-        assert (PACKAGE.parent / "cuda_src" / "tree_attention" / f"{name}.cu").is_file()
+    registry = importlib.import_module(f"ddtree_cupy.{op}.versions")
+    versions = {name: module for table in (vars(registry)[key] for key in TABLES[op]) for name, module in table.items()}
+    folder = PACKAGE / op / "versions"
+    assert {path.stem for path in folder.glob("*.py")} == {"__init__", "common", *versions}
+    for name, version in versions.items():
+        assert version.__name__ == f"ddtree_cupy.{op}.versions.{name}"
+        assert (PACKAGE.parent / "cuda_src" / op / f"{name}.cu").is_file()
         own = [found for found, _ in imports(folder / f"{name}.py") if ".versions." in found]
-        assert own == ["ddtree_cupy.tree_attention.versions.common"]
+        assert own == [f"ddtree_cupy.{op}.versions.common"]
 
 
 def test_rules_cover_every_module():

@@ -13,7 +13,7 @@ from ddtree_cupy.containers.topology import derive_topology
 from ddtree_cupy.errors import ArgumentError, DTypeError, LayoutError, UnsupportedError
 from ddtree_cupy.testing import assert_identical
 from ddtree_cupy.testing.strategies import draft_logits, draft_trees
-from ddtree_cupy.tree_build import kernel
+from ddtree_cupy.tree_build.topology import topology as run_topology
 from tests.tree_build.cases import (
     batch_of,
     garbage_like,
@@ -26,6 +26,7 @@ from tests.tree_build.cases import (
 )
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+pytestmark = pytest.mark.usefixtures("best_first")
 schedules = st.integers(0, 9)
 
 
@@ -102,7 +103,7 @@ def test_best_first_tree_matches_reference_on_deep_drafts(kernels, draft_len):
 
 
 def topology(backend, parents, num_nodes):
-    return backend(lambda *arrays: tuple(kernel.topology(*arrays, backend=backend.name).values()), parents, num_nodes)
+    return backend(lambda *arrays: tuple(run_topology(*arrays, backend=backend.name).values()), parents, num_nodes)
 
 
 @given(tree=draft_trees(batched=True, max_nodes=70), seed=schedules)

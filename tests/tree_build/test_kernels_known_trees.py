@@ -12,6 +12,7 @@ from ddtree_cupy.testing import assert_identical
 from tests.refusals import of
 from tests.tree_build.cases import batch_of, rank_paths, request, t6_candidates, t6_logits, table
 
+pytestmark = pytest.mark.usefixtures("best_first")
 INF, NAN = np.inf, np.nan
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16]
 
